@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sluicegate::{
-    Override, Rule,
+    Limit, Override, Rule,
     calendar::{Anchor, Calendar, Weekday, Zone},
     config::values::Keywords,
     duration,
@@ -49,6 +49,11 @@ pub fn window_text(window: &str, zone: Option<&str>, anchor: Option<&AnchorView>
     format!("{window}{zone}{anchor}")
 }
 
+/// Formats the window of a limit; empty for a limit of requests in flight, which has none.
+pub fn limit_window(limit: &Limit) -> String {
+    if limit.algorithm().properties().has_window { window::text(limit) } else { String::new() }
+}
+
 /// An active rule, as `GET /v1/rules` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleView {
@@ -64,7 +69,8 @@ pub struct RuleView {
     pub algorithm: &'static str,
     /// Units admitted per window.
     pub amount: u64,
-    /// The window.
+    /// The window; empty for requests in flight.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub window: String,
     /// The time zone of a calendar window.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,6 +92,18 @@ pub struct RuleView {
     /// How long a process may spend what it has charged in advance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_for: Option<String>,
+    /// The time until a hold expires, if the request does not set it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<String>,
+    /// What happens to the units of a hold that expires, unless they stay charged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_expiry: Option<&'static str>,
+    /// The most units that settling a hold charges beyond its estimate, unless it is the capacity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_excess: Option<u64>,
+    /// The label that carries the ids of holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hold: Option<String>,
     /// Whether it is evaluated without ever denying.
     pub shadow: bool,
     /// Whether it allows debt.
@@ -136,7 +154,7 @@ impl From<&Rule> for RuleView {
             per: texts(&rule.per),
             algorithm: limit.algorithm().keyword(),
             amount: limit.amount(),
-            window: window::text(limit),
+            window: limit_window(limit),
             zone: limit.calendar().map(Calendar::zone),
             anchor: limit.calendar().and_then(Calendar::anchor).map(AnchorView::from),
             burst: is_bucket.then(|| rule.burst.unwrap_or(limit.capacity())),
@@ -145,6 +163,10 @@ impl From<&Rule> for RuleView {
             on_store_failure: rule.on_store_failure.keyword(),
             lease: rule.lease.filter(|lease| !lease.is_none()).map(|lease| lease.to_string()),
             lease_for: rule.lease_for.map(duration::text),
+            ttl: rule.ttl.map(duration::text),
+            on_expiry: limit.releases_expired().then(|| limit.on_expiry().name()),
+            max_excess: has_own_max_excess(limit).then(|| limit.max_excess()),
+            hold: rule.hold.as_deref().map(str::to_owned),
             shadow: rule.shadow,
             overdraft: rule.overdraft,
             absent: rule.absent.keyword(),
@@ -154,6 +176,11 @@ impl From<&Rule> for RuleView {
             overrides: rule.overrides.len(),
         }
     }
+}
+
+/// Whether the bound of the excess was set, and is not the capacity of whatever the amount is.
+fn has_own_max_excess(limit: &Limit) -> bool {
+    *limit == limit.with_max_excess(limit.max_excess())
 }
 
 impl From<&Override> for OverrideView {
