@@ -39,10 +39,10 @@ pub const MAX_RELEASED: usize = 16;
 const RETENTION_US: u64 = HOLD_RETENTION.as_secs() * 1_000_000;
 /// The most forgotten ids that one operation removes from memory.
 const MAX_FORGOTTEN: usize = 32;
-/// The estimated memory of a hold without its id, in three tables.
-const HOLD_BYTES: usize = 480;
-/// How often the id of a hold is stored.
-const ID_COPIES: usize = 3;
+/// The estimated memory of a record without the two copies of its id.
+const RECORD_BYTES: usize = 360;
+/// The estimated memory of an entry of the index without its id.
+const ENTRY_BYTES: usize = 120;
 
 /// What happens to the units of a hold that expires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -125,6 +125,8 @@ struct Record {
     known_until_us: u64,
     is_settled: bool,
     charged: u64,
+    /// When it was made or last repeated.
+    touched_us: u64,
     answer: Answer,
 }
 
@@ -171,12 +173,54 @@ fn units_of(member: &Member) -> (bool, u64, u64) {
 /// The holds of one counter.
 #[derive(Clone, Debug, Default)]
 pub struct Holds {
-    /// Holds that are live or not released yet, by the time at which they leave.
-    index: BTreeSet<(u64, Member)>,
+    index: Index,
     records: HashMap<Box<[u8]>, Record>,
     /// The ids by the time until which they are known.
     known: BTreeSet<(u64, Box<[u8]>)>,
     id_bytes: usize,
+}
+
+/// Holds that are live or not released yet, by the time at which they leave.
+#[derive(Clone, Debug, Default)]
+struct Index {
+    entries: BTreeSet<(u64, Member)>,
+    id_bytes: usize,
+}
+
+impl Index {
+    fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn bytes(&self) -> usize {
+        self.entries.len() * ENTRY_BYTES + self.id_bytes
+    }
+
+    fn insert(&mut self, record: &Record, id: &[u8]) {
+        if self.entries.insert((record.leaves_us(), record.member(id))) {
+            self.id_bytes += id.len();
+        }
+    }
+
+    /// Returns whether the hold was in the index.
+    fn remove(&mut self, record: &Record, id: &[u8]) -> bool {
+        let was_present = self.entries.remove(&(record.leaves_us(), record.member(id)));
+        self.id_bytes -= if was_present { id.len() } else { 0 };
+        was_present
+    }
+
+    /// Removes the first hold that has left.
+    fn pop_left(&mut self, now: Timestamp) -> Option<Member> {
+        let first = self.entries.first().filter(|(leaves_us, _)| *leaves_us <= now.as_micros());
+        first?;
+        let (_, member) = self.entries.pop_first()?;
+        self.id_bytes -= member.len() - MEMBER_BYTES;
+        Some(member)
+    }
 }
 
 /// A new hold.
@@ -196,6 +240,11 @@ impl Holds {
         self.records.is_empty() && self.index.is_empty()
     }
 
+    /// Whether there are holds that are live or not released yet.
+    pub fn has_live(&self) -> bool {
+        !self.index.is_empty()
+    }
+
     /// Whether no further hold is accepted.
     pub fn is_full(&self) -> bool {
         self.index.len() >= MAX_LIVE_HOLDS
@@ -203,18 +252,23 @@ impl Holds {
 
     /// Returns the estimated memory in bytes.
     pub fn bytes(&self) -> usize {
-        self.records.len() * HOLD_BYTES + self.id_bytes * ID_COPIES
+        self.records.len() * RECORD_BYTES + 2 * self.id_bytes + self.index.bytes()
     }
 
     /// Returns how many bytes a hold with this id adds.
     pub fn growth_bytes(id: &[u8]) -> usize {
-        HOLD_BYTES + id.len() * ID_COPIES
+        RECORD_BYTES + 2 * id.len() + ENTRY_BYTES + id.len()
+    }
+
+    /// Returns the limit under which the hold with this id was made, if the id is known.
+    pub fn limit_of(&self, id: &[u8], now: Timestamp) -> Option<Limit> {
+        self.record(id, now).map(|record| record.limit)
     }
 
     /// Returns the number of live holds, the sum of their units and the time of the oldest one.
     pub fn live(&self, now: Timestamp) -> LiveHolds {
         let now = now.as_micros();
-        let live = self.index.iter().filter_map(|(leaves_us, member)| {
+        let live = self.index.entries.iter().filter_map(|(leaves_us, member)| {
             let (is_released, at_us, units) = units_of(member);
             let expires_us = if is_released { *leaves_us } else { leaves_us - RETENTION_US };
             (expires_us > now).then_some((at_us, units))
@@ -222,29 +276,33 @@ impl Holds {
         live.fold(LiveHolds::default(), |sum, (at_us, units)| sum.and(at_us, units))
     }
 
-    /// Whether a hold with this id is live, or has ended recently.
-    pub fn is_known(&self, id: &[u8], now: Timestamp) -> bool {
-        self.record(id, now).is_some()
-    }
-
     fn record(&self, id: &[u8], now: Timestamp) -> Option<&Record> {
         let record = self.records.get(id).filter(|record| record.known_until_us > now.as_micros())?;
         let is_valid = record.is_settled
             || (record.limit.releases_expired() && record.expires_us <= now.as_micros())
-            || self.index.contains(&(record.leaves_us(), record.member(id)));
+            || self.index.entries.contains(&(record.leaves_us(), record.member(id)));
         is_valid.then_some(record)
     }
 
-    /// Answers a hold whose id is known on one of its counters.
-    pub fn repeat(&self, id: &[u8], units: u64, now: Timestamp) -> Answer {
-        let Some(record) = self.record(id, now) else {
-            return Answer::NONE;
-        };
+    /// Returns the answer to a hold whose id is known. See [`Holds::record_repetition`].
+    pub fn repeat(&self, id: &[u8], units: u64, now: Timestamp) -> Option<Answer> {
+        let record = self.record(id, now)?;
         let is_live = !record.is_settled && record.expires_us > now.as_micros();
         if is_live && record.units == units {
-            record.with_outcome(record.answer, HoldOutcome::Repeated)
-        } else {
-            record.with_outcome(Answer::NONE, HoldOutcome::Conflict)
+            return Some(record.with_outcome(record.answer, HoldOutcome::Repeated));
+        }
+        self.conflict(id, now)
+    }
+
+    /// Returns the answer to a hold whose id must be new, but is known.
+    pub fn conflict(&self, id: &[u8], now: Timestamp) -> Option<Answer> {
+        Some(self.record(id, now)?.with_outcome(Answer::NONE, HoldOutcome::Conflict))
+    }
+
+    /// Records that a hold was repeated: a denial of an earlier attempt does not take it back then.
+    pub fn record_repetition(&mut self, id: &[u8], now: Timestamp) {
+        if let Some(record) = self.records.get_mut(id) {
+            record.touched_us = record.touched_us.max(now.as_micros());
         }
     }
 
@@ -252,9 +310,8 @@ impl Holds {
     pub fn release_expired(&mut self, state: &mut State, limit: &Limit, now: Timestamp) -> u32 {
         let mut removed = 0;
         while removed < MAX_RELEASED
-            && self.index.first().is_some_and(|(leaves_us, _)| *leaves_us <= now.as_micros())
+            && let Some(member) = self.index.pop_left(now)
         {
-            let (_, member) = self.index.pop_first().expect("there is a first one");
             let (is_released, at_us, units) = units_of(&member);
             if is_released {
                 state.refund(limit, now, units, Some(Timestamp::from_micros(at_us)));
@@ -270,19 +327,25 @@ impl Holds {
         self.forget(now);
         let (at_us, units) = (now.as_micros(), terms.cost.units());
         let expires_us = at_us + micros(hold.ttl);
+        let limit = terms.limit;
+        if !limit.algorithm().properties().has_window {
+            state.charge(&limit, now, units);
+        }
         let mut record = Record {
-            limit: terms.limit,
+            limit,
             units,
             at_us,
             expires_us,
             known_until_us: expires_us + RETENTION_US,
             is_settled: false,
             charged: units,
+            touched_us: at_us,
             answer: hold.answer,
         };
-        self.index.insert((record.leaves_us(), record.member(hold.id)));
+        self.index.insert(&record, hold.id);
         self.update(state);
-        record.answer.reset_after_us = state.reset(&terms.limit, now).after_us;
+        let Answer { available, reset_after_us, spare, .. } = current(state, &limit, now);
+        record.answer = Answer { charged: 1, available, reset_after_us, spare, ..hold.answer };
         let answer = record.with_outcome(record.answer, HoldOutcome::Held);
         self.insert(hold.id, record);
         answer
@@ -308,7 +371,7 @@ impl Holds {
         let Record { limit, units, at_us, .. } = record;
         let most = units.saturating_add(max_excess.unwrap_or(limit.max_excess())).min(MAX_EXACT);
         let actual = actual.unwrap_or(units).min(most);
-        let was_charged = self.index.remove(&(record.leaves_us(), record.member(id)));
+        let was_charged = self.index.remove(&record, id);
         let at = Timestamp::from_micros(at_us);
         if !limit.algorithm().properties().has_window {
             if was_charged {
@@ -344,23 +407,25 @@ impl Holds {
             return record.with_outcome(Answer::NONE, HoldOutcome::Late);
         }
         let mut record = record.clone();
-        self.index.remove(&(record.leaves_us(), record.member(id)));
+        self.index.remove(&record, id);
         record.expires_us = record.expires_us.max(now.as_micros() + micros(ttl));
         record.known_until_us = record.expires_us + RETENTION_US;
-        self.index.insert((record.leaves_us(), record.member(id)));
+        self.index.insert(&record, id);
         self.update(state);
         let answer = record.with_outcome(current(state, &record.limit, now), HoldOutcome::Renewed);
         self.insert(id, record);
         answer
     }
 
-    /// Reverts a hold as if it had not been made, for a hold over several servers of which another one denied.
-    pub fn take_back(&mut self, state: &mut State, id: &[u8], now: Timestamp) -> Answer {
-        let record = self.record(id, now).filter(|record| !record.is_settled).cloned();
+    /// Reverts a hold as if it had not been made, for a hold over several servers of which another one denied, unless it was made or repeated
+    /// after `until`.
+    pub fn take_back(&mut self, state: &mut State, id: &[u8], until: Timestamp, now: Timestamp) -> Answer {
+        let is_meant = |record: &&Record| !record.is_settled && record.touched_us <= until.as_micros();
+        let record = self.record(id, now).filter(is_meant).cloned();
         let Some(record) = record else {
             return Answer::UNKNOWN_HOLD;
         };
-        if self.index.remove(&(record.leaves_us(), record.member(id))) {
+        if self.index.remove(&record, id) {
             state.refund(&record.limit, now, record.units, Some(Timestamp::from_micros(record.at_us)));
         }
         self.remove(id);
@@ -370,15 +435,16 @@ impl Holds {
 
     /// Removes all live holds, because their counter was deleted. Ids of settled holds stay known.
     pub fn reset(&mut self) {
-        self.index.clear();
+        self.index = Index::default();
     }
 
-    /// Removes everything that has no effect any more.
-    pub fn remove_expired(&mut self, now: Timestamp) {
+    /// Removes everything that has no effect any more. Expired holds of a counter that exists are refunded by its next check.
+    pub fn remove_expired(&mut self, has_counter: bool, now: Timestamp) {
         while self.forget(now) > 0 {}
-        while self.index.first().is_some_and(|(leaves_us, _)| leaves_us + RETENTION_US <= now.as_micros()) {
-            self.index.pop_first();
-        }
+        while let Some((_, member)) = self.index.entries.first()
+            && (!has_counter || !units_of(member).0)
+            && self.index.pop_left(now).is_some()
+        {}
     }
 
     fn insert(&mut self, id: &[u8], record: Record) {
@@ -413,8 +479,8 @@ impl Holds {
     fn update(&self, state: &mut State) {
         if let State::Concurrency(counter) = state {
             let expiry = |entry: Option<&(u64, Member)>| entry.map_or(0, |(leaves_us, _)| *leaves_us);
-            counter.first_expiry_us = expiry(self.index.first());
-            counter.last_expiry_us = expiry(self.index.last());
+            counter.first_expiry_us = expiry(self.index.entries.first());
+            counter.last_expiry_us = expiry(self.index.entries.last());
         }
     }
 }

@@ -148,6 +148,8 @@ impl Terms {
         let units = u64::from(count).saturating_mul(self.cost.units()).min(MAX_EXACT);
         let mut view = counter.view(&self.limit, now.as_micros());
         match operation {
+            // only holds change live holds
+            Operation::Charge | Operation::Refund { .. } if !C::PROPERTIES.has_window => {}
             Operation::Refund { at } => {
                 counter.refund(&view, &self.limit, units, at.map(Timestamp::as_micros));
                 view = counter.view(&self.limit, now.as_micros());
@@ -200,7 +202,8 @@ impl Terms {
         granted: u32,
         count: u32,
     ) -> Answer {
-        let charged = granted.min(passes);
+        // only a hold charges a counter of live holds
+        let charged = if C::PROPERTIES.has_window { granted.min(passes) } else { 0 };
         let units = u64::from(charged).saturating_mul(self.cost.units());
         if units > 0 {
             counter.charge(&mut view, &self.limit, units);

@@ -1,5 +1,5 @@
-//! The required behaviour of every store, one function per property. The macro `conformance!` generates a test for
-//! each.
+//! The required behaviour of every store, one function per property. The macros `conformance!` and `hold_conformance!` generate a test
+//! for each.
 //!
 //! Tests advance a manual clock. Each test has a new store.
 
@@ -25,29 +25,29 @@ use crate::{
 };
 
 const LARGEST: u64 = (1 << 53) - 1;
-const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
-const MICROSECOND: Duration = Duration::from_micros(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const MICROSECOND: Duration = Duration::from_micros(1);
 /// Starts of months of 2027 in UTC, in seconds since the epoch.
 const FEBRUARY: u64 = 1_801_440_000;
-const MARCH: u64 = 1_803_859_200;
-const APRIL: u64 = 1_806_537_600;
+pub(crate) const MARCH: u64 = 1_803_859_200;
+pub(crate) const APRIL: u64 = 1_806_537_600;
 
-fn limits(amount: u64, window: Duration) -> [Limit; 4] {
+pub(crate) fn limits(amount: u64, window: Duration) -> [Limit; 4] {
     Algorithm::WINDOWED.map(|algorithm| Limit::new(algorithm, amount, window).expect("a valid limit"))
 }
 
 /// Returns a limit of 10 per calendar period.
-fn ten_per(unit: CalendarUnit, zone: &str, anchor: Option<Anchor>) -> Limit {
+pub(crate) fn ten_per(unit: CalendarUnit, zone: &str, anchor: Option<Anchor>) -> Limit {
     let calendar = Zone::named(zone).and_then(|zone| zone.calendar(unit, anchor)).expect("a valid calendar");
     Limit::fixed_window(10, calendar).expect("a valid limit")
 }
 
-fn at_second(seconds: u64) -> Timestamp {
+pub(crate) fn at_second(seconds: u64) -> Timestamp {
     Timestamp::from_micros(seconds * 1_000_000)
 }
 
-fn retry_after_of(share: &Share) -> Duration {
+pub(crate) fn retry_after_of(share: &Share) -> Duration {
     match share.retry {
         Some(Retry::After(wait)) => wait,
         other => panic!("expected a retry_after, found {other:?}"),
@@ -55,10 +55,10 @@ fn retry_after_of(share: &Share) -> Duration {
 }
 
 /// Tests that make three quarters of all calls.
-const SLOW: [&str; 2] = ["a_bucket_does_not_drift", "windows_end_on_time_under_constant_traffic"];
+pub(crate) const SLOW: [&str; 2] = ["a_bucket_does_not_drift", "windows_end_on_time_under_constant_traffic"];
 
 macro_rules! conformance_tests {
-    ($($(#[$doc:meta])* $name:ident($fixture:ident) $body:block)*) => {
+    ($module:ident: $($(#[$doc:meta])* $name:ident($fixture:ident) $body:block)*) => {
         $($(#[$doc])* pub async fn $name($fixture: &StoreFixture) $body)*
 
         /// Runs all tests one after the other, each on a new fixture: for stores that take long to start.
@@ -68,25 +68,27 @@ macro_rules! conformance_tests {
 
         /// Runs all tests except the slow ones, for stores with a network round trip per call.
         pub async fn all_but_slow(mut make: impl AsyncFnMut() -> StoreFixture) {
-            $(if !SLOW.contains(&stringify!($name)) {
+            $(if !$crate::conformance::SLOW.contains(&stringify!($name)) {
                 $name(&make().await).await;
             })*
         }
 
         /// Declares every test for the store that `$fixture().await` returns.
         #[macro_export]
-        macro_rules! conformance {
+        macro_rules! $module {
             ($make:expr) => {
                 $(#[tokio::test]
                 async fn $name() {
-                    $crate::conformance::$name(&$make.await).await;
+                    $crate::$module::$name(&$make.await).await;
                 })*
             };
         }
     };
 }
 
-conformance_tests! {
+pub(crate) use conformance_tests;
+
+conformance_tests! { conformance:
     /// A charge and its refund in one batch leave an empty counter that can be used.
     a_charge_that_is_refunded_in_the_same_batch_leaves_an_empty_counter(fixture) {
         for limit in limits(5, MINUTE) {

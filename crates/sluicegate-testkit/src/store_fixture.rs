@@ -5,7 +5,10 @@ use std::time::Duration;
 use sluicegate::{
     Algorithm, Cost, Limit, ManualClock, Retry, StoreError, Timestamp,
     limiter::Operation,
-    store::{Answer, Check, CheckAnswer, CounterSnapshot, Deadline, Key, RemoteStore, Store, Terms, Tier},
+    store::{
+        Answer, Check, CheckAnswer, CounterSnapshot, Deadline, HoldId, HoldOperation, Key, RemoteStore,
+        Store, Terms, Tier,
+    },
 };
 use sluicegate_core::step::Share;
 
@@ -34,6 +37,20 @@ impl StoreFixture {
         let check =
             Check::new(operation, tiers.iter().map(tier).collect()).expect("a valid check").times(count);
         let decided = decide(&self.store, &[check], None).await.expect("the store answers");
+        let CheckAnswer { at, answers } = decided.into_iter().next().expect("one check has one answer");
+        assert_eq!(at, self.clock.now());
+        answers
+    }
+
+    /// Decides a check that is an operation on a hold.
+    pub(crate) async fn decide_held(
+        &self,
+        tiers: &[(&str, Terms)],
+        id: &str,
+        operation: HoldOperation,
+    ) -> Vec<Answer> {
+        let decided =
+            decide(&self.store, &[held(tiers, id, operation)], None).await.expect("the store answers");
         let CheckAnswer { at, answers } = decided.into_iter().next().expect("one check has one answer");
         assert_eq!(at, self.clock.now());
         answers
@@ -88,6 +105,16 @@ impl StoreFixture {
     pub(crate) fn reset_clock(&self) {
         self.clock.set(START);
     }
+}
+
+/// Returns an operation on the hold with this id.
+pub(crate) fn held(tiers: &[(&str, Terms)], id: &str, operation: HoldOperation) -> Check {
+    let tier = |(key, terms): &(&str, Terms)| Tier {
+        key: Key::without_rule(key).expect("a short key"),
+        terms: *terms,
+    };
+    let check = Check::new(Operation::Charge, tiers.iter().map(tier).collect()).expect("a valid check");
+    check.with_hold(HoldId::new(id).expect("a short id"), operation)
 }
 
 /// Decides a batch as a whole.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluicegate_core::{Operation, Terms};
+use sluicegate_core::{Operation, Terms, Timestamp};
 use smallvec::SmallVec;
 
 use crate::key::{HoldId, Key};
@@ -41,11 +41,18 @@ pub struct HoldCall {
     pub operation: HoldOperation,
 }
 
-/// What happens to a hold. Only [`HoldOperation::Hold`] is conditional; the operation of the other checks is [`Operation::Charge`].
+/// What happens to a hold. Only [`HoldOperation::Hold`] and [`HoldOperation::HoldNew`] are conditional; the operation of the other checks
+/// is [`Operation::Charge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HoldOperation {
     /// Check, and record the admitted request under the id. The operation of the check is [`Operation::Check`].
     Hold {
+        /// When the hold expires, from now.
+        ttl: Duration,
+    },
+    /// The same for an id that is not trusted: an id that is known conflicts, also if the hold is the same, and a denial never takes back a
+    /// hold that exists. Sent only once, so that a conflict is never with itself.
+    HoldNew {
         /// When the hold expires, from now.
         ttl: Duration,
     },
@@ -61,8 +68,11 @@ pub enum HoldOperation {
         /// When the hold expires, from now.
         ttl: Duration,
     },
-    /// Revert the hold, because another server denied it.
-    TakeBack,
+    /// Revert the hold, because another server denied it, unless it was made or repeated after this time.
+    TakeBack {
+        /// The store's time of the denied attempt.
+        until: Timestamp,
+    },
 }
 
 /// What a check does with the leases of its counters, besides its operation. Every tier of such a check has a limit with a lease.
@@ -108,6 +118,19 @@ pub enum CheckError {
 }
 
 impl HoldOperation {
+    /// Returns when the hold of this operation expires, from now, if it makes one.
+    pub(crate) fn new_ttl(self) -> Option<Duration> {
+        match self {
+            Self::Hold { ttl } | Self::HoldNew { ttl } => Some(ttl),
+            _ => None,
+        }
+    }
+
+    /// Whether the operation makes a hold whose id must be new.
+    pub(crate) fn needs_new_id(self) -> bool {
+        matches!(self, Self::HoldNew { .. })
+    }
+
     /// Returns the operation for some tiers of its check.
     #[cfg(feature = "redis")]
     pub(crate) fn for_tiers(self, places: &[usize]) -> Self {
@@ -143,9 +166,9 @@ impl Check {
         Ok(Self { operation, count: 1, lease: None, hold: None, tiers })
     }
 
-    /// Repeats the check for `count` identical requests; 0 counts as 1.
+    /// Repeats the check for `count` identical requests; 0 counts as 1. An operation on a hold is about one request.
     pub fn times(mut self, count: u32) -> Self {
-        self.count = count.max(1);
+        self.count = if self.hold.is_some() { 1 } else { count.max(1) };
         self
     }
 
@@ -171,9 +194,10 @@ impl Check {
     #[must_use]
     pub fn with_hold(mut self, id: HoldId, operation: HoldOperation) -> Self {
         self.operation = match operation {
-            HoldOperation::Hold { .. } => Operation::Check,
+            HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => Operation::Check,
             _ => Operation::Charge,
         };
+        self.count = 1;
         self.hold = Some(HoldCall { id, operation });
         self
     }

@@ -57,7 +57,7 @@ impl Counter for State {
     }
 
     fn reset(&self, view: &View) -> Reset {
-        Reset::after(if view.live == 0 { 0 } else { self.last_expiry_us.saturating_sub(view.now) })
+        Reset::after(if view.live == 0 { 0 } else { self.last_expiry_us.saturating_sub(view.now).max(1) })
     }
 
     fn refund(&mut self, view: &View, _limit: &Limit, units: u64, _at: Option<u64>) -> bool {

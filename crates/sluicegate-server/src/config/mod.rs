@@ -49,7 +49,7 @@ pub use self::{
         ServerSettings, StoreSettings, Tls, Token,
     },
     source::{DEFAULT_FILE, Environment, Flags, Source},
-    view::{AnchorView, ConditionView, RuleView, fingerprint, limit_window, window_text},
+    view::{AnchorView, ConditionView, RuleView, fingerprint, window_text},
 };
 use crate::{demo, store::StoreUrl};
 

@@ -49,11 +49,6 @@ pub fn window_text(window: &str, zone: Option<&str>, anchor: Option<&AnchorView>
     format!("{window}{zone}{anchor}")
 }
 
-/// Formats the window of a limit; empty for a limit of requests in flight, which has none.
-pub fn limit_window(limit: &Limit) -> String {
-    if limit.algorithm().properties().has_window { window::text(limit) } else { String::new() }
-}
-
 /// An active rule, as `GET /v1/rules` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleView {
@@ -69,9 +64,9 @@ pub struct RuleView {
     pub algorithm: &'static str,
     /// Units admitted per window.
     pub amount: u64,
-    /// The window; empty for requests in flight.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub window: String,
+    /// The window; `None` if the algorithm has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<String>,
     /// The time zone of a calendar window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zone: Option<&'static str>,
@@ -92,13 +87,13 @@ pub struct RuleView {
     /// How long a process may spend what it has charged in advance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_for: Option<String>,
-    /// The time until a hold expires, if the request does not set it.
+    /// The time until its holds expire.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<String>,
-    /// What happens to the units of a hold that expires, unless they stay charged.
+    /// `release` if the units of expired holds are refunded. Absent for `concurrency`, which always does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_expiry: Option<&'static str>,
-    /// The most units that settling a hold charges beyond its estimate, unless it is the capacity.
+    /// The most units that settling a hold charges beyond its estimate, if it was set. Otherwise it is the capacity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_excess: Option<u64>,
     /// The label that carries the ids of holds.
@@ -146,6 +141,8 @@ impl From<&Rule> for RuleView {
     fn from(rule: &Rule) -> Self {
         let limit = &rule.limit;
         let texts = |list: &[Box<str>]| list.iter().map(|label| label.to_string()).collect();
+        let has_window = limit.algorithm().properties().has_window;
+        let is_release = has_window && limit.releases_expired();
         let is_bucket = limit.algorithm() == sluicegate::Algorithm::TokenBucket;
         Self {
             name: rule.name.to_string(),
@@ -154,7 +151,7 @@ impl From<&Rule> for RuleView {
             per: texts(&rule.per),
             algorithm: limit.algorithm().keyword(),
             amount: limit.amount(),
-            window: limit_window(limit),
+            window: has_window.then(|| window::text(limit)),
             zone: limit.calendar().map(Calendar::zone),
             anchor: limit.calendar().and_then(Calendar::anchor).map(AnchorView::from),
             burst: is_bucket.then(|| rule.burst.unwrap_or(limit.capacity())),
@@ -164,8 +161,8 @@ impl From<&Rule> for RuleView {
             lease: rule.lease.filter(|lease| !lease.is_none()).map(|lease| lease.to_string()),
             lease_for: rule.lease_for.map(duration::text),
             ttl: rule.ttl.map(duration::text),
-            on_expiry: limit.releases_expired().then(|| limit.on_expiry().name()),
-            max_excess: has_own_max_excess(limit).then(|| limit.max_excess()),
+            on_expiry: is_release.then(|| limit.on_expiry().keyword()),
+            max_excess: Some(limit.max_excess()).filter(|_| has_window && has_own_max_excess(limit)),
             hold: rule.hold.as_deref().map(str::to_owned),
             shadow: rule.shadow,
             overdraft: rule.overdraft,
@@ -178,7 +175,7 @@ impl From<&Rule> for RuleView {
     }
 }
 
-/// Whether the bound of the excess was set, and is not the capacity of whatever the amount is.
+/// Whether the bound of the excess was set: then it does not follow an override of the amount.
 fn has_own_max_excess(limit: &Limit) -> bool {
     *limit == limit.with_max_excess(limit.max_excess())
 }

@@ -10,11 +10,12 @@ use sluicegate::{
     limiter::{Request, Subject},
     rules::{DenialReason, Effect, Explained, RuleSet},
     store::{CounterSnapshot, Key, LiveHolds},
+    window,
 };
 use sluicegate_core::decision::whole_millis_up;
 
 use super::{response::DecisionBody, snapshot::SnapshotView};
-use crate::config::{AnchorView, limit_window};
+use crate::config::AnchorView;
 
 /// The most rules that do not apply but are listed.
 const MAX_OTHERS: usize = 100;
@@ -59,9 +60,9 @@ pub struct LimitView {
     pub algorithm: Cow<'static, str>,
     /// Units per window.
     pub amount: u64,
-    /// The window; empty for requests in flight.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub window: String,
+    /// The window; `None` if the algorithm has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<String>,
     /// The time zone of a calendar window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
@@ -169,7 +170,7 @@ impl LimitView {
         Self {
             algorithm: limit.algorithm().name().into(),
             amount: limit.amount(),
-            window: limit_window(limit),
+            window: limit.algorithm().properties().has_window.then(|| window::text(limit)),
             zone: limit.calendar().map(|calendar| calendar.zone().to_owned()),
             anchor: limit.calendar().and_then(Calendar::anchor).map(AnchorView::from),
             capacity: limit.capacity(),
@@ -208,7 +209,7 @@ fn by_rules(
                 });
             }
             Ok(Effect::Limit { key, limit, cost, shadow, .. }) => {
-                let is_free = costs.of(&rule.unit).units() == 0;
+                let is_free = rule.cost_of(costs).units() == 0;
                 let tier = decision.tiers.iter().find(|tier| tier.rule.as_deref() == Some(&*rule.name));
                 let observed = (tier, decision.source);
                 let mut applied =

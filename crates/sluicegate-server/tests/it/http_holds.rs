@@ -450,7 +450,7 @@ async fn the_rules_show_what_applies_to_holds() {
     assert_eq!(of(0), [json!("1h"), null.clone(), null.clone(), null.clone(), null.clone()]);
     assert_eq!(of(1), [json!("1h"), json!("1m30s"), json!("release"), json!(50), json!("request_id")]);
     assert_eq!(of(2), [json!("1h"), null.clone(), null.clone(), json!(1_000), null.clone()]);
-    assert_eq!(of(3), [null.clone(), null.clone(), json!("release"), null.clone(), null]);
+    assert_eq!(of(3), [null.clone(), null.clone(), null.clone(), null.clone(), null]);
     let mut fingerprints = BTreeSet::from([all["fingerprint"].to_string()]);
     let mut charged = rules[1].clone();
     charged.limit = charged.limit.with_on_expiry(OnExpiry::Charge).unwrap();

@@ -5,12 +5,14 @@
 mod config;
 mod config_watch;
 mod envoy;
+mod envoy_holds;
 mod forward_auth;
 mod front_end_parity;
 mod gateways;
 mod grpc;
 mod grpc_connections;
 mod grpc_front;
+mod grpc_holds;
 mod hold_metrics;
 mod http;
 mod http_connections;

@@ -52,6 +52,17 @@ pub(super) struct Lookup<'a> {
     pub(super) hash: u64,
     pub(super) limit: &'a Limit,
     pub(super) operation: Operation,
+    pub(super) room: Room,
+}
+
+/// Where a counter without memory is decided.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    /// By the overflow counter of its rule.
+    Shared,
+    /// By its own counter: the memory is reserved, or that of its holds exceeds it. Holds would not find units that were charged to an
+    /// overflow counter.
+    Own,
 }
 
 impl Shard {
@@ -140,7 +151,48 @@ impl Shard {
 
     /// Returns the holds of a counter, if it has any.
     pub(super) fn holds(&self, key: &Key, algorithm: Algorithm) -> Option<&Holds> {
-        self.holds.get(&(key.clone(), algorithm))
+        if self.holds.is_empty() { None } else { self.holds.get(&(key.clone(), algorithm)) }
+    }
+
+    /// Records that a hold was repeated.
+    pub(super) fn record_repetition(&mut self, lookup: &Lookup<'_>, id: &[u8], now: Timestamp) {
+        if let Some(holds) = self.holds.get_mut(&(lookup.key.clone(), lookup.limit.algorithm())) {
+            holds.record_repetition(id, now);
+        }
+    }
+
+    /// Returns the bytes that a counter needs in addition: none if it exists. `None` if there is no room for it.
+    pub(super) fn growth_bytes(&self, lookup: &Lookup<'_>) -> Option<usize> {
+        if self.find(lookup.key, lookup.hash, lookup.limit.algorithm()).is_some() {
+            return Some(self.classes.growth_bytes());
+        }
+        (self.entries.len() < MAX_IDS).then(|| self.new_counter_bytes(lookup))
+    }
+
+    fn new_counter_bytes(&self, lookup: &Lookup<'_>) -> usize {
+        Entry::initial_heap_bytes(lookup.key, lookup.limit.algorithm())
+            + self.entries.growth_bytes()
+            + self.classes.growth_bytes()
+            + self.index.growth_bytes()
+    }
+
+    /// Refunds expired holds, and returns how many were removed.
+    pub(super) fn release_expired(&mut self, lookup: &Lookup<'_>, budget: &Budget, now: Timestamp) -> u32 {
+        let algorithm = lookup.limit.algorithm();
+        if self.holds(lookup.key, algorithm).is_none() {
+            return 0;
+        }
+        if self.find(lookup.key, lookup.hash, algorithm).is_some() {
+            return self.with_holds(lookup, budget, now, |state, holds| {
+                holds.release_expired(state, lookup.limit, now)
+            });
+        }
+        // nothing counts that could be refunded
+        let holds = self.holds.get_mut(&(lookup.key.clone(), algorithm)).expect("it has holds");
+        let before = holds.bytes();
+        let released = holds.release_expired(&mut State::fresh(algorithm), lookup.limit, now);
+        budget.replace(before, holds.bytes());
+        released
     }
 
     /// Returns the live holds of a counter.
@@ -161,6 +213,12 @@ impl Shard {
         let before = holds.bytes();
         let result = self.with(lookup, budget, now, &mut |state| act(state, &mut holds));
         budget.replace(before, holds.bytes());
+        if !key.1.properties().has_window
+            && !holds.has_live()
+            && let Some(id) = self.find(lookup.key, lookup.hash, key.1)
+        {
+            self.remove(id, budget);
+        }
         if !holds.is_empty() {
             self.holds.insert(key, holds);
         }
@@ -231,11 +289,10 @@ impl Shard {
         now: Timestamp,
         act: &mut dyn FnMut(&mut State) -> R,
     ) -> R {
-        let bytes = Entry::initial_heap_bytes(lookup.key, lookup.limit.algorithm())
-            + self.entries.growth_bytes()
-            + self.classes.growth_bytes()
-            + self.index.growth_bytes();
-        if self.entries.len() == MAX_IDS || !budget.reserve(bytes) {
+        let bytes = self.new_counter_bytes(lookup);
+        if lookup.room == Room::Own && self.entries.len() < MAX_IDS {
+            budget.reserve_unchecked(bytes);
+        } else if self.entries.len() == MAX_IDS || !budget.reserve(bytes) {
             return self.overflow.with(lookup, now, act);
         }
         let first = self.overflow.initial_state(lookup, now);
@@ -259,7 +316,9 @@ impl Shard {
         act: &mut dyn FnMut(&mut State) -> R,
     ) -> R {
         let bytes = self.classes.growth_bytes();
-        if !budget.reserve(bytes) {
+        if lookup.room == Room::Own {
+            budget.reserve_unchecked(bytes);
+        } else if !budget.reserve(bytes) {
             self.overflow.record(lookup.operation);
             return with_exhausted_state(lookup, now, act);
         }
@@ -325,12 +384,15 @@ impl Shard {
         for id in self.entries.find_all(is_fresh) {
             self.remove(id, budget);
         }
-        self.holds.retain(|_, holds| {
+        let mut all_holds = std::mem::take(&mut self.holds);
+        all_holds.retain(|(key, algorithm), holds| {
             let before = holds.bytes();
-            holds.remove_expired(Timestamp::from_micros(since_us));
+            let has_counter = self.find(key, self.hashing.of_key(key, *algorithm), *algorithm).is_some();
+            holds.remove_expired(has_counter, Timestamp::from_micros(since_us));
             budget.replace(before, holds.bytes());
             !holds.is_empty()
         });
+        self.holds = all_holds;
         if self.entries.slots() > (2 * self.entries.len()).next_multiple_of(CHUNK) {
             self.compact();
         }

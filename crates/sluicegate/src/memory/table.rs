@@ -6,6 +6,7 @@
 use std::{
     ops::DerefMut,
     sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
 };
 
 use sluicegate_core::{
@@ -19,10 +20,10 @@ use super::{
     budget::Budget,
     hashing::Hashing,
     overflow::{MIN_OVERFLOW, OVERFLOW_BYTES},
-    shard::{Lookup, Shard},
+    shard::{Lookup, Room, Shard},
 };
 use crate::{
-    check::{Check, HoldOperation, Tier},
+    check::{Check, HoldCall, HoldOperation, Tier},
     key::Key,
     store::CounterSnapshot,
 };
@@ -110,7 +111,7 @@ impl<L: Lock<Shard>> Table<L> {
         clock: impl Fn() -> Timestamp,
     ) -> (Answer, Timestamp) {
         let (shard, hash) = self.locate(key, terms.limit.algorithm());
-        let lookup = Lookup { key, hash, limit: &terms.limit, operation };
+        let lookup = Lookup { key, hash, limit: &terms.limit, operation, room: Room::Shared };
         let mut shard = self.shards[shard].0.lock();
         let now = clock();
         if self.budget.is_nearly_full() {
@@ -266,47 +267,62 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         settled.collect()
     }
 
-    /// Decides a check together with the holds of its counters.
+    /// Decides a check together with the holds of its counters. If the id of a hold is known to some of them only, it is decided by the others:
+    /// then it is complete, or the known ones are taken back.
     fn decide_held(&mut self, check: &Check, locations: &[(usize, u64)]) -> Vec<Answer> {
-        let (operation, count, now) = (check.operation(), check.count(), self.now);
         let tiers: Vec<_> = check.tiers().iter().zip(locations).collect();
-        let id = check.hold().map(|hold| hold.id.as_str().as_bytes());
-        let ttl = match check.hold().map(|hold| (hold.operation, &hold.id)) {
-            None => None,
-            Some((HoldOperation::Hold { ttl }, id)) => Some((ttl, id.as_str().as_bytes())),
-            Some((adjustment, id)) => return self.adjust_hold(&tiers, adjustment, id.as_str().as_bytes()),
-        };
-        if let Some((_, id)) = ttl
-            && tiers.iter().any(|(tier, location)| {
-                self.holds_of(tier, location).is_some_and(|holds| holds.is_known(id, now))
-            })
-        {
-            let repeated = |(tier, location): &(&Tier, &(usize, u64))| {
-                let units = tier.terms.cost.units();
-                self.holds_of(tier, location).map_or(Answer::NONE, |holds| holds.repeat(id, units, now))
-            };
-            return tiers.iter().map(repeated).collect();
+        match check.hold() {
+            None => self.decide_tiers(check, &tiers, None),
+            Some(HoldCall {
+                id,
+                operation: operation @ (HoldOperation::Hold { ttl } | HoldOperation::HoldNew { ttl }),
+            }) => {
+                let id = id.as_str().as_bytes();
+                let known = |(tier, location): &HeldTier<'_>| {
+                    let holds = self.holds_of(tier, location)?;
+                    if operation.needs_new_id() {
+                        holds.conflict(id, self.now)
+                    } else {
+                        holds.repeat(id, tier.terms.cost.units(), self.now)
+                    }
+                };
+                let known: Vec<Option<Answer>> = tiers.iter().map(known).collect();
+                if known.iter().flatten().any(|answer| answer.hold.outcome == HoldOutcome::Conflict) {
+                    return known.into_iter().map(|answer| answer.unwrap_or(Answer::NONE)).collect();
+                }
+                self.decide_tiers(check, &tiers, Some(MadeHold { id, ttl: *ttl, known: &known }))
+            }
+            Some(HoldCall { id, operation }) => self.adjust_hold(&tiers, *operation, id.as_str().as_bytes()),
         }
-        let mut released = Vec::with_capacity(tiers.len());
-        let mut passes = Vec::with_capacity(tiers.len());
-        let mut is_full = Vec::with_capacity(tiers.len());
-        for (tier, location) in &tiers {
-            let limit = &tier.terms.limit;
+    }
+
+    /// Decides a check, or a hold that is not known to all tiers.
+    fn decide_tiers(
+        &mut self,
+        check: &Check,
+        tiers: &[HeldTier<'_>],
+        hold: Option<MadeHold<'_>>,
+    ) -> Vec<Answer> {
+        let (operation, count, now) = (check.operation(), check.count(), self.now);
+        let is_known = |index: usize| hold.is_some_and(|hold| hold.known[index].is_some());
+        let (mut released, mut passes) = (vec![0; tiers.len()], vec![count; tiers.len()]);
+        for (index, (tier, location)) in tiers.iter().enumerate().filter(|(index, _)| !is_known(*index)) {
+            if operation == Operation::Check {
+                released[index] = self.release_expired(tier, location);
+            }
             // the operation is recorded once, in the second pass
-            let (passed, expired, full) = self.with_holds(Operation::Peek, tier, location, |state, holds| {
-                let expired =
-                    if operation == Operation::Check { holds.release_expired(state, limit, now) } else { 0 };
-                (tier.terms.passes(state, count, now), expired, holds.is_full())
-            });
-            passes.push(passed);
-            released.push(expired);
-            let fits = !full && id.is_none_or(|id| self.budget.reserve(Holds::growth_bytes(id)));
-            is_full.push(!fits);
+            passes[index] =
+                self.with(Operation::Peek, tier, location, |state| tier.terms.passes(state, count, now));
         }
-        if let Some(id) = id {
-            let reserved = is_full.iter().filter(|full| !**full).count();
-            self.budget.release(reserved * Holds::growth_bytes(id));
-            if reserved < tiers.len() {
+        let mut reserved = 0;
+        if let Some(hold) = hold {
+            let is_full = tiers.iter().enumerate().map(|(index, (tier, location))| {
+                !is_known(index) && !self.reserve_hold(tier, location, hold.id, &mut reserved)
+            });
+            let is_full: Vec<bool> = is_full.collect();
+            if is_full.contains(&true) {
+                self.budget.release(reserved);
+                self.take_back_known(tiers, hold);
                 let outcome = |full| if full { HoldOutcome::Full } else { HoldOutcome::NotHeld };
                 let hold = |full| HoldAnswer { outcome: outcome(full), ..HoldAnswer::NONE };
                 return is_full.into_iter().map(|full| Answer { hold: hold(full), ..Answer::NONE }).collect();
@@ -317,48 +333,112 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
             Operation::Check => granted(count, terms.zip(passes.iter().copied())),
             _ => 0,
         };
+        let taken_back = match hold {
+            Some(hold) if granted == 0 => self.take_back_known(tiers, hold),
+            _ => vec![None; tiers.len()],
+        };
+        if let Some(hold) = hold.filter(|_| granted > 0) {
+            self.record_repetition(tiers, hold);
+        }
         let mut answers = Vec::with_capacity(tiers.len());
-        for (((tier, location), passes), released) in tiers.iter().zip(passes).zip(released) {
-            let terms = &tier.terms;
-            let mut answer = self.with_holds(operation, tier, location, |state, holds| {
-                let answer = terms.settle(state, passes, granted, count, now);
-                match ttl {
-                    Some((ttl, id)) if granted.min(passes) > 0 => {
-                        holds.add(state, terms, NewHold { id, ttl, answer }, now)
+        for (index, (tier, location)) in tiers.iter().enumerate() {
+            let known = hold.and_then(|hold| taken_back[index].or(hold.known[index]));
+            let answer = known.unwrap_or_else(|| {
+                let (terms, passes) = (&tier.terms, passes[index]);
+                let mut answer = match hold {
+                    Some(MadeHold { id, ttl, .. }) if granted.min(passes) > 0 => {
+                        self.with_holds(operation, tier, location, &terms.limit, |state, holds| {
+                            let answer = terms.settle(state, passes, granted, count, now);
+                            holds.add(state, terms, NewHold { id, ttl, answer }, now)
+                        })
                     }
-                    _ => answer,
-                }
+                    _ => self.with(operation, tier, location, |state| {
+                        terms.settle(state, passes, granted, count, now)
+                    }),
+                };
+                answer.hold.released = released[index];
+                answer
             });
-            answer.hold.released = released;
             answers.push(answer);
         }
+        self.budget.release(reserved);
         answers
     }
 
-    /// Settles, renews or takes back a hold.
-    fn adjust_hold(
-        &mut self,
-        tiers: &[(&Tier, &(usize, u64))],
-        operation: HoldOperation,
-        id: &[u8],
-    ) -> Vec<Answer> {
-        let now = self.now;
-        let adjusted = tiers.iter().enumerate().map(|(index, (tier, location))| {
-            let units = tier.terms.cost.units();
-            if !self.holds_of(tier, location).is_some_and(|holds| holds.is_known(id, now)) {
-                return Answer::UNKNOWN_HOLD;
-            }
-            self.with_holds(Operation::Charge, tier, location, |state, holds| match operation {
-                HoldOperation::Settle { kept, max_excess } => {
-                    let actual = (kept >> index & 1 == 0).then_some(units);
-                    holds.settle(state, id, actual, max_excess, now)
-                }
-                HoldOperation::Renew { ttl } => holds.renew(state, id, ttl, now),
-                HoldOperation::TakeBack => holds.take_back(state, id, now),
-                HoldOperation::Hold { .. } => unreachable!("a hold is decided, not adjusted"),
-            })
+    /// Reverts a hold where it is known. Returns the answers of these tiers.
+    fn take_back_known(&mut self, tiers: &[HeldTier<'_>], hold: MadeHold<'_>) -> Vec<Option<Answer>> {
+        let taken_back = tiers.iter().enumerate().map(|(index, tier)| {
+            hold.known[index]?;
+            let answer = self.adjust_one(tier, HoldOperation::TakeBack { until: self.now }, index, hold.id);
+            Some(Answer { hold: HoldAnswer::NONE, ..answer })
         });
-        adjusted.collect()
+        taken_back.collect()
+    }
+
+    fn record_repetition(&mut self, tiers: &[HeldTier<'_>], hold: MadeHold<'_>) {
+        for (index, (tier, location)) in tiers.iter().enumerate() {
+            if hold.known[index].is_some() {
+                let (now, limit) = (self.now, &tier.terms.limit);
+                let (shard, lookup) = self.lookup(Operation::Peek, tier, location, limit, Room::Own);
+                shard.record_repetition(&lookup, hold.id, now);
+            }
+        }
+    }
+
+    /// Reserves memory for a hold and its counter, and adds it to `reserved`. Returns whether there is room for both.
+    fn reserve_hold(
+        &mut self,
+        tier: &Tier,
+        location: &(usize, u64),
+        id: &[u8],
+        reserved: &mut usize,
+    ) -> bool {
+        if self.holds_of(tier, location).is_some_and(Holds::is_full) {
+            return false;
+        }
+        let (shard, lookup) = self.lookup(Operation::Peek, tier, location, &tier.terms.limit, Room::Own);
+        let Some(counter) = shard.growth_bytes(&lookup) else { return false };
+        let bytes = counter + Holds::growth_bytes(id);
+        let has_room = self.budget.reserve(bytes);
+        *reserved += if has_room { bytes } else { 0 };
+        has_room
+    }
+
+    fn release_expired(&mut self, tier: &Tier, location: &(usize, u64)) -> u32 {
+        let (budget, now) = (self.budget, self.now);
+        let (shard, lookup) = self.lookup(Operation::Peek, tier, location, &tier.terms.limit, Room::Shared);
+        shard.release_expired(&lookup, budget, now)
+    }
+
+    /// Settles, renews or takes back a hold.
+    fn adjust_hold(&mut self, tiers: &[HeldTier<'_>], operation: HoldOperation, id: &[u8]) -> Vec<Answer> {
+        tiers.iter().enumerate().map(|(index, tier)| self.adjust_one(tier, operation, index, id)).collect()
+    }
+
+    /// Settles, renews or takes back a hold of one tier, whose index is that in the check.
+    fn adjust_one(
+        &mut self,
+        (tier, location): &HeldTier<'_>,
+        operation: HoldOperation,
+        index: usize,
+        id: &[u8],
+    ) -> Answer {
+        let now = self.now;
+        let Some(limit) = self.holds_of(tier, location).and_then(|holds| holds.limit_of(id, now)) else {
+            return Answer::UNKNOWN_HOLD;
+        };
+        let units = tier.terms.cost.units();
+        self.with_holds(Operation::Charge, tier, location, &limit, |state, holds| match operation {
+            HoldOperation::Settle { kept, max_excess } => {
+                let actual = (kept >> index & 1 == 0).then_some(units);
+                holds.settle(state, id, actual, max_excess, now)
+            }
+            HoldOperation::Renew { ttl } => holds.renew(state, id, ttl, now),
+            HoldOperation::TakeBack { until } => holds.take_back(state, id, until, now),
+            HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => {
+                unreachable!("a hold is decided, not adjusted")
+            }
+        })
     }
 
     fn holds_of(&self, tier: &Tier, &(shard, _): &(usize, u64)) -> Option<&Holds> {
@@ -366,27 +446,53 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         self.guards[held].holds(&tier.key, tier.terms.limit.algorithm())
     }
 
+    /// Runs `act` on the counter of a tier, under the limit of its hold, and on its holds.
     fn with_holds<R>(
         &mut self,
         operation: Operation,
         tier: &Tier,
-        &(shard, hash): &(usize, u64),
+        location: &(usize, u64),
+        limit: &Limit,
         act: impl FnMut(&mut State, &mut Holds) -> R,
     ) -> R {
-        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
-        let lookup = Lookup { key: &tier.key, hash, limit: &tier.terms.limit, operation };
-        self.guards[held].with_holds(&lookup, self.budget, self.now, act)
+        let (budget, now) = (self.budget, self.now);
+        let (shard, lookup) = self.lookup(operation, tier, location, limit, Room::Own);
+        shard.with_holds(&lookup, budget, now, act)
     }
 
     fn with<R>(
         &mut self,
         operation: Operation,
         tier: &Tier,
-        &(shard, hash): &(usize, u64),
-        mut act: impl FnMut(&mut sluicegate_core::State) -> R,
+        location: &(usize, u64),
+        mut act: impl FnMut(&mut State) -> R,
     ) -> R {
-        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
-        let lookup = Lookup { key: &tier.key, hash, limit: &tier.terms.limit, operation };
-        self.guards[held].with(&lookup, self.budget, self.now, &mut act)
+        let (budget, now) = (self.budget, self.now);
+        let (shard, lookup) = self.lookup(operation, tier, location, &tier.terms.limit, Room::Shared);
+        shard.with(&lookup, budget, now, &mut act)
     }
+
+    fn lookup<'b>(
+        &'b mut self,
+        operation: Operation,
+        tier: &'b Tier,
+        &(shard, hash): &(usize, u64),
+        limit: &'b Limit,
+        room: Room,
+    ) -> (&'b mut Shard, Lookup<'b>) {
+        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
+        (&mut self.guards[held], Lookup { key: &tier.key, hash, limit, operation, room })
+    }
+}
+
+/// A tier and its location.
+type HeldTier<'a> = (&'a Tier, &'a (usize, u64));
+
+/// A hold to be made.
+#[derive(Clone, Copy)]
+struct MadeHold<'a> {
+    id: &'a [u8],
+    ttl: Duration,
+    /// The answers of the tiers to which the id is known.
+    known: &'a [Option<Answer>],
 }

@@ -6,7 +6,12 @@ use sluicegate_core::{Cost, Limit};
 
 #[cfg(feature = "calendar")]
 use super::calendar_override::CalendarOverride;
-use super::{condition::Condition, costs::Unit, lease::LeaseSize, pattern::Pattern};
+use super::{
+    condition::Condition,
+    costs::{Costs, DEFAULT_UNIT, Unit},
+    lease::LeaseSize,
+    pattern::Pattern,
+};
 #[cfg(feature = "calendar")]
 use crate::calendar::{Anchor, CalendarUnit, Zone};
 
@@ -53,7 +58,7 @@ pub struct Rule {
     pub overdraft: bool,
     /// Handling of a request without one of the `per` labels.
     pub absent: Absent,
-    /// The rule applies only to requests without labels other than those in `when` and `per`.
+    /// The rule applies only to requests without labels other than those in `when` and `per`, and that of `hold`.
     pub exact: bool,
     /// The labels whose values determine the Cluster slot, instead of all of `per`; a subset of `per`.
     pub tag: Option<Vec<Box<str>>>,
@@ -281,6 +286,16 @@ impl Rule {
         self
     }
 
+    /// Returns the cost of a request in the unit of this rule. A rule that counts requests in flight counts 1 for a request whose costs do not
+    /// name `requests`: a hold of tokens is one request in flight.
+    pub fn cost_of(&self, costs: &Costs) -> Cost {
+        let is_in_flight = !self.limit.algorithm().properties().has_window && *self.unit == *DEFAULT_UNIT;
+        if is_in_flight && costs.iter().all(|(unit, _)| unit != DEFAULT_UNIT) {
+            return Cost::ONE;
+        }
+        costs.of(&self.unit)
+    }
+
     /// Sets the time until a hold expires.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
@@ -300,6 +315,13 @@ impl Rule {
     pub fn max_excess(mut self, units: u64) -> Self {
         self.limit = self.limit.with_max_excess(units);
         self
+    }
+
+    /// Whether an [exact](Self::exact) rule applies to requests with this label.
+    pub(super) fn expects(&self, label: &str) -> bool {
+        self.when.names(label)
+            || self.per.iter().any(|per| **per == *label)
+            || self.hold.as_deref() == Some(label)
     }
 
     /// Adds an override; later ones win.

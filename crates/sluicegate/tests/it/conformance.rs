@@ -7,6 +7,7 @@ use sluicegate_testkit::{
     cluster::Cluster,
     conformance,
     delay_proxy::DelayProxy,
+    hold_conformance,
     sentinel::{NAME, Sentinels},
     server::{Flavor, Server},
     store_fixture::{START, StoreFixture},
@@ -28,24 +29,28 @@ mod memory {
     }
 
     sluicegate_testkit::conformance!(fixture());
+    sluicegate_testkit::hold_conformance!(fixture());
 }
 
 mod redis_7 {
     use super::*;
 
     sluicegate_testkit::conformance!(on_redis(Flavor::Redis7));
+    sluicegate_testkit::hold_conformance!(on_redis(Flavor::Redis7));
 }
 
 mod redis_6 {
     use super::*;
 
     sluicegate_testkit::conformance!(on_redis(Flavor::Redis6));
+    sluicegate_testkit::hold_conformance!(on_redis(Flavor::Redis6));
 }
 
 mod valkey_9 {
     use super::*;
 
     sluicegate_testkit::conformance!(on_redis(Flavor::Valkey9));
+    sluicegate_testkit::hold_conformance!(on_redis(Flavor::Valkey9));
 }
 
 /// Returns a factory of fixtures on one store, each with its own prefix.
@@ -61,7 +66,9 @@ fn fixtures_on(store: RedisStore) -> impl AsyncFnMut() -> StoreFixture {
 
 /// Runs all tests on one store, each with its own prefix, as the servers take seconds to start.
 async fn all_on(store: RedisStore) {
-    conformance::all(fixtures_on(store)).await;
+    let mut fixtures = fixtures_on(store);
+    conformance::all(&mut fixtures).await;
+    hold_conformance::all(fixtures).await;
 }
 
 fn addresses(servers: &[Server]) -> String {
@@ -87,5 +94,7 @@ async fn a_cluster_conforms() {
 async fn a_redis_with_a_round_trip_of_1_ms_conforms() {
     let server = Server::start(Flavor::Redis7);
     let proxy = DelayProxy::start(server.addr(), Duration::from_millis(1));
-    conformance::all_but_slow(fixtures_on(RedisStore::connect(&proxy.url()).await.unwrap())).await;
+    let mut fixtures = fixtures_on(RedisStore::connect(&proxy.url()).await.unwrap());
+    conformance::all_but_slow(&mut fixtures).await;
+    hold_conformance::all(fixtures).await;
 }

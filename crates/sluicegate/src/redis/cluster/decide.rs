@@ -14,7 +14,7 @@ use super::{
     ready_by,
     release::{Release, may_repeat},
     slots::slot_of,
-    split::{Done, FollowUp, Kind, Part, Reserved, split},
+    split::{Done, FollowUp, HoldDenial, Kind, Part, Reserved, split},
 };
 use crate::{
     check::{Check, LeaseCall},
@@ -200,16 +200,25 @@ impl From<SlotCallError> for StoreError {
     }
 }
 
-/// Returns the outcomes of a hold that must be taken back if it is denied. A hold that was half made before is taken back as well, unless
-/// its id belongs to another one.
-fn outcomes_to_take_back(reserved: &[Option<Reserved>]) -> &'static [HoldOutcome] {
-    let mut outcomes =
-        reserved.iter().flatten().flat_map(|part| &part.answers).map(|answer| answer.hold.outcome);
-    if outcomes.any(|outcome| matches!(outcome, HoldOutcome::Conflict | HoldOutcome::Full)) {
+/// Whether a hold cannot be made, no matter how many units are available.
+fn is_hold_error(outcome: HoldOutcome) -> bool {
+    matches!(outcome, HoldOutcome::Conflict | HoldOutcome::Full)
+}
+
+/// Returns which parts of a denied hold are taken back. One that was half made before is taken back as well, unless its id belongs to
+/// another hold.
+fn hold_denial(check: &Check, progress: &Progress) -> HoldDenial {
+    let reserved = || progress.reserved.iter().flatten();
+    let mut outcomes = reserved().flat_map(|part| &part.answers).map(|answer| answer.hold.outcome);
+    let needs_new_id = check.hold().is_some_and(|hold| hold.operation.needs_new_id());
+    let outcomes: &[HoldOutcome] = if needs_new_id || outcomes.any(|outcome| outcome == HoldOutcome::Conflict)
+    {
         &[HoldOutcome::Held]
     } else {
         &[HoldOutcome::Held, HoldOutcome::Repeated]
-    }
+    };
+    let at = reserved().map(|part| part.at).max().filter(|_| progress.error.is_none());
+    HoldDenial { outcomes, at }
 }
 
 fn only_slot(split: &[Vec<Part>]) -> Option<u16> {
@@ -252,8 +261,8 @@ impl Batch {
         let has_capacity = self.cluster.recent_capacity.is_sufficient(&self.checks);
         let mut calls: BTreeMap<u16, Vec<(PartIndex, Check)>> = BTreeMap::new();
         for (check_index, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
-            // a peek would deny a hold that is repeated
-            if reserves(check, parts) && !has_capacity[check_index] && check.hold().is_none() {
+            // a peek would deny a hold that is repeated, and a check before expired holds are released
+            if reserves(check, parts) && !has_capacity[check_index] && !check.uses_holds() {
                 for (part_index, part) in parts.iter().enumerate() {
                     let index = PartIndex { check: check_index, part: part_index };
                     let peek = part.to_check(check, Operation::Peek, check.count());
@@ -295,6 +304,9 @@ impl Batch {
                         let passes = request.tiers().iter().zip(&answers);
                         let passes = passes.map(|(tier, answer)| (&tier.terms, answer.passes));
                         progress.granted = granted(progress.granted, passes);
+                        if answers.iter().any(|answer| is_hold_error(answer.hold.outcome)) {
+                            progress.granted = 0;
+                        }
                     }
                     progress.reserved[index.part] = Some(Reserved { at, count: request.count(), answers });
                 }
@@ -307,18 +319,18 @@ impl Batch {
     async fn settle(&self, progress: Vec<Progress>) -> Each {
         let mut open: BTreeMap<u16, Vec<(PartIndex, FollowUp)>> = BTreeMap::new();
         for (check_index, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
+            let denial = hold_denial(check, &progress[check_index]);
             let Progress { outcome, peeked, reserved, granted, error } = &progress[check_index];
             if outcome.is_some() || !reserves(check, parts) {
                 continue;
             }
             let granted = if error.is_some() { 0 } else { *granted };
-            let made_now = outcomes_to_take_back(reserved);
             for (part_index, part) in parts.iter().enumerate() {
                 let index = PartIndex { check: check_index, part: part_index };
                 let reservation = reserved[part_index].as_ref();
                 let mut follow_ups = match check.hold() {
                     None => part.follow_ups(check, reservation, granted),
-                    Some(_) if granted == 0 => part.take_back(check, reservation, made_now),
+                    Some(_) if granted == 0 => part.take_back(check, reservation, &denial),
                     Some(_) => Vec::new(),
                 };
                 if reserved[part_index].is_none() && peeked.is_empty() {

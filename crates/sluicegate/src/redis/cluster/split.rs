@@ -62,8 +62,8 @@ fn part_of(check: &Check, operation: Operation, places: &[usize]) -> Check {
     let tiers: Vec<Tier> = places.iter().map(|place| check.tiers()[*place].clone()).collect();
     let is_whole = tiers.len() == check.tiers().len() && operation == check.operation();
     let part = Check::new(operation, tiers).expect("some tiers of a check are a check");
-    if let Some(HoldCall { id, operation: of_hold }) = check.hold().filter(|_| operation == check.operation())
-    {
+    let hold = check.hold().filter(|_| operation == check.operation());
+    if let Some(HoldCall { id, operation: of_hold }) = hold {
         return part.with_hold(id.clone(), of_hold.for_tiers(places));
     }
     match check.lease() {
@@ -71,6 +71,14 @@ fn part_of(check: &Check, operation: Operation, places: &[usize]) -> Check {
         Some(lease) if is_whole => part.with_lease(lease),
         _ => part,
     }
+}
+
+/// Why a hold is taken back.
+pub(super) struct HoldDenial {
+    /// The outcomes of parts that are taken back.
+    pub(super) outcomes: &'static [HoldOutcome],
+    /// When it was denied; `None` after an error.
+    pub(super) at: Option<Timestamp>,
 }
 
 /// The answer of a part to a reservation.
@@ -151,21 +159,28 @@ impl Part {
         follow_ups
     }
 
-    /// Returns the operation that takes back a hold that another part denied, where it had one of these outcomes.
+    /// Returns the operation that takes back a hold that another part denied, where it had one of these outcomes. A part without a
+    /// reservation may know the hold from an earlier attempt.
     pub(super) fn take_back(
         &self,
         check: &Check,
         reserved: Option<&Reserved>,
-        outcomes: &[HoldOutcome],
+        denial: &HoldDenial,
     ) -> Vec<FollowUp> {
-        let (Some(hold), Some(reserved)) = (check.hold(), reserved) else { return Vec::new() };
-        let is_made = |place: &usize| outcomes.contains(&reserved.answers[*place].hold.outcome);
+        let Some(hold) = check.hold() else { return Vec::new() };
+        let is_made = |place: &usize| match reserved {
+            Some(reserved) => denial.outcomes.contains(&reserved.answers[*place].hold.outcome),
+            None => denial.outcomes.contains(&HoldOutcome::Repeated),
+        };
         let places: Vec<usize> = (0..self.tiers.len()).filter(is_made).collect();
-        let (HoldOperation::Hold { ttl }, [_, ..]) = (hold.operation, &*places) else { return Vec::new() };
+        let until = reserved.map_or(denial.at, |reserved| Some(reserved.at));
+        let (Some(ttl), [_, ..], Some(until)) = (hold.operation.new_ttl(), &*places, until) else {
+            return Vec::new();
+        };
         let tiers: Vec<usize> = places.iter().map(|place| self.tiers[*place]).collect();
         let tiers = tiers.iter().map(|place| check.tiers()[*place].clone()).collect();
         let held = Check::new(Operation::Charge, tiers).expect("some tiers of a check are a check");
-        let check = held.with_hold(hold.id.clone(), HoldOperation::TakeBack);
+        let check = held.with_hold(hold.id.clone(), HoldOperation::TakeBack { until });
         vec![FollowUp { places, kind: Kind::Refund, check, usage_lasts: ttl }]
     }
 

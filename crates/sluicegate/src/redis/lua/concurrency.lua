@@ -27,7 +27,7 @@ define[CONCURRENCY] = function()
       return 0, 0
     end
     local last = call('ZREVRANGE', state.name, '0', '0', 'WITHSCORES')
-    return last[2] and max(tonumber(last[2]) - now, 0) or 0, 0
+    return last[2] and max(tonumber(last[2]) - now, 1) or 1, 0
   end
 
   function self.refund(state, _, units)

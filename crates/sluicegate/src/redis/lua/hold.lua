@@ -1,8 +1,8 @@
 
 -- Holds: admitted checks whose cost is corrected later. Each hold of a counter has
---   * a record under its own key, '<BBdddddd': 1 if it is settled, 1 if it is released when it expires, units of its estimate, when it was
---     made, when it expires, until when its id is known, units that it has charged, the most units to charge beyond the estimate; then
---     its limit (as in ARGV[2]) and the answer to the check that made it (as in the reply)
+--   * a record under its own key, '<BBddddddd': 1 if it is settled, 1 if it is released when it expires, units of its estimate, when it was
+--     made, when it expires, until when its id is known, units that it has charged, the most units to charge beyond the estimate, when it was
+--     made or last repeated; then its limit (as in ARGV[2]) and the answer to the check that made it (as in the reply)
 --   * as long as it is live, a member of the counter's index, a sorted set: '<Bdd', 1 if it is released when it expires, when it was made
 --     and its units; then the id. The score is the time at which it leaves the index: when it expires, or for a hold that stays
 --     charged, when its id is forgotten
@@ -10,41 +10,38 @@
 local decide_held, save_hold_indexes
 
 if has_holds then
-  local NOT_HELD, MADE, REPEATED, RENEWED, SETTLED, ALREADY, LATE, UNKNOWN, CONFLICT, FULL = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
-  local SETTLE, RENEW, TAKE_BACK = 4, 5, 6
-  local KEEP = 4 -- a bit of the flags
-  local RETENTION, MAX_LIVE, MAX_RELEASED = 60000000, 100000, '16'
-  local HOLD, HOLD_BYTES, MEMBER, MEMBER_BYTES = '<BBdddddd', 50, '<Bdd', 17
-  local RECORD_BYTES = 48
-  local RESULT = '<BI4ddd'
-  local records, index_ttls = {}, {}
+  -- The records by key, and the indexes that have changed: the key of the counter and its limit.
+  local records, changed_indexes = {}, {}
 
   -- Returns the record of a hold; nil if the id is not known, false if it cannot be read.
   local function record_of(key)
     local record = records[key]
+    if stored[key] == nil then -- the fast path has written it
+      stored[key] = call('GET', KEYS[key])
+    end
     if record ~= nil or not stored[key] then
       return record
     end
     local raw = stored[key]
     records[key] = false
-    if #raw ~= HOLD_BYTES + LIMIT_BYTES + RECORD_BYTES then
+    if #raw ~= HOLD_BYTES + LIMIT_BYTES + ANSWER_BYTES then
       return false
     end
     local is_settled, releases
     record = { limit = read_limit(raw, HOLD_BYTES + 1), limit_text = string.sub(raw, HOLD_BYTES + 1, HOLD_BYTES + LIMIT_BYTES),
       answer = string.sub(raw, HOLD_BYTES + LIMIT_BYTES + 1) }
-    is_settled, releases, record.units, record.at, record.expires, record.known_until, record.charged, record.excess =
+    is_settled, releases, record.units, record.at, record.expires, record.known_until, record.charged, record.excess, record.touched =
       unpack_from(HOLD, raw)
     local limit = record.limit
     if not (are_stored(record.units, record.at, record.expires, record.known_until, record.charged) and record.excess >= 0
-      and define[limit.code] and are_stored(limit.amount, limit.window, limit.capacity, limit.phase, limit.units)
-      and limit.micros > 0 and (limit.window > 0 or limit.code == CONCURRENCY)) then
+      and record.touched >= 0 and define[limit.code] and is_stored_limit(limit)) then
       return false
     end
     set_algorithm(limit)
-    -- the edges are those of the hold: later periods are as long as its second one
-    while limit.ends and now >= limit.next_end and limit.next_end > limit.ends do
-      limit.start, limit.ends, limit.next_end = limit.ends, limit.next_end, 2 * limit.next_end - limit.ends
+    if limit.ends and now >= limit.next_end then
+      -- The edges are those of the hold, and both periods are over. Any end within the present period is right: units count until its
+      -- true end for the next check, which has the edges.
+      limit.start, limit.ends, limit.next_end = now, now + 1, now + 1 + limit.window
     end
     record.is_settled, record.releases = is_settled == 1, releases == 1
     records[key] = record
@@ -73,32 +70,33 @@ if has_holds then
     records[key] = record
     local millis = ceil((record.known_until - now) / 1000) + 1 + (injected and INJECTED_TTL_MS or 0)
     local head = pack(HOLD, record.is_settled and 1 or 0, record.releases and 1 or 0, record.units, record.at, record.expires,
-      record.known_until, record.charged, record.excess)
+      record.known_until, record.charged, record.excess, record.touched)
     call('SET', KEYS[key], head .. record.limit_text .. record.answer, 'PX', string.format('%.0f', millis))
   end
 
-  -- Adds a hold to the index, or moves it. The index lives until its last hold leaves; if holds are released, until the counter
-  -- is empty as well.
-  local function add_to_index(index, record, id, state)
-    local leaves, limit, extra = record.releases and record.expires or record.known_until, record.limit, 0
+  -- Adds a hold to the index, or moves it.
+  local function add_to_index(key, index, record, id)
+    local leaves = record.releases and record.expires or record.known_until
     call('ZADD', KEYS[index], string.format('%.0f', leaves), member_of(record, id))
-    if record.releases and limit.code ~= CONCURRENCY then
-      extra = limit.algorithm.reset(state, limit)
-    end
-    index_ttls[index] = max(index_ttls[index] or 0, extra)
+    changed_indexes[index] = { key = key, limit = record.limit, releases = record.releases }
   end
 
-  local function remove_from_index(index, record, id)
-    index_ttls[index] = index_ttls[index] or 0
+  local function remove_from_index(key, index, record, id)
+    changed_indexes[index] = changed_indexes[index] or { key = key, limit = record.limit, releases = record.releases }
     return call('ZREM', KEYS[index], member_of(record, id)) == 1
   end
 
+  -- An index lives until its last hold leaves. If holds are released, it lives until their counter is empty as well: the next check refunds
+  -- them.
   function save_hold_indexes()
-    for index, extra in pairs(index_ttls) do
-      local last = call('ZREVRANGE', KEYS[index], '0', '0', 'WITHSCORES')
+    for index, counter in pairs(changed_indexes) do
+      local last, limit, extra = call('ZREVRANGE', KEYS[index], '0', '0', 'WITHSCORES'), counter.limit, 0
       if last[1] == '' then
         call('DEL', KEYS[index]) -- only the counter is left
       elseif last[1] then
+        if limit.code ~= CONCURRENCY and (counter.releases or string.byte(last[1]) == 1) then
+          extra = limit.algorithm.reset(state_of(counter.key, limit), limit)
+        end
         local millis = ceil((max(tonumber(last[2]) - now, 0) + extra) / 1000) + 1 + (injected and INJECTED_TTL_MS or 0)
         call('PEXPIRE', KEYS[index], string.format('%.0f', millis))
       end
@@ -125,7 +123,7 @@ if has_holds then
       return 0
     end
     call('ZREM', KEYS[index], unpack(members))
-    index_ttls[index] = index_ttls[index] or 0
+    changed_indexes[index] = changed_indexes[index] or { key = key, limit = limit, releases = true }
     for _, member in ipairs(members) do
       if #member >= MEMBER_BYTES then
         local releases, at, units = unpack_from(MEMBER, member)
@@ -154,93 +152,145 @@ if has_holds then
     end
   end
 
-  -- Answers a hold whose id is known on one of its counters.
-  local function repeat_hold(group, known)
+  -- Returns whether a hold repeats the live one of a record. One whose id must be new never does.
+  local function is_repeated(group, tier, record)
+    return group.operation ~= HOLD_NEW and not record.is_settled and record.expires > now
+      and record.units == group.costs[tier]
+  end
+
+  -- Answers a hold that conflicts with another one of the same id.
+  local function reply_conflict(group, known)
     for tier = 1, group.tiers do
       local record = known[tier]
       if not record then
         reply(NO_ANSWER, NOT_HELD)
-      elseif record.is_settled or record.expires <= now or record.units ~= group.costs[tier] then
-        reply(NO_ANSWER, CONFLICT, record)
-      else
+      elseif is_repeated(group, tier, record) then
         reply(record.answer, REPEATED, record)
+      else
+        reply(NO_ANSWER, CONFLICT, record)
       end
     end
   end
 
-  -- Charges a check and records it as a hold, if it has an id.
-  local function charge_held(group, first, passes, released, granted)
-    local id = group.ids[first]
+  -- Reverts a hold on one counter as if it had not been made. Returns the state of the counter.
+  local function take_back(group, place, record, id)
+    local key, index, record_key = group.fields[place], group.indexes[place], group.records[place]
+    local state = state_of(key, record.limit)
+    if remove_from_index(key, index, record, id) then
+      refund(key, state, record.limit, record.units, record.at)
+    end
+    call('DEL', KEYS[record_key])
+    records[record_key], stored[record_key] = nil, false
+    return state
+  end
+
+  -- Answers a tier to which the id of a hold is known. If others deny, the hold is taken back.
+  local function repeat_tier(group, place, record, id, is_granted)
+    if not is_granted then
+      local state = take_back(group, place, record, id)
+      return reply(packed_answer(state, record.limit, 1, 0, 0, 0), NOT_HELD)
+    end
+    if record.touched < now then
+      record.touched = now
+      save_record(group.records[place], record)
+    end
+    reply(record.answer, REPEATED, record)
+  end
+
+  -- Charges one counter of a check, and records it as a hold, if it has an id.
+  local function charge_tier(group, first, tier, passed, granted, released)
+    local place, id = first + tier, group.ids[first]
+    local limit, cost, key = group.terms[tier], group.costs[tier], group.fields[place]
+    local state, charged, count, record = states[key], min(granted, passed), group.fields[first], nil
+    if limit.code == CONCURRENCY and id == '' then
+      charged = 0 -- only holds change live holds
+    end
+    charge(key, state, limit, charged * cost)
+    if id ~= '' and charged > 0 then
+      local expires = now + group.ttls[first]
+      record = { units = cost, at = now, expires = expires, known_until = expires + RETENTION, charged = cost,
+        excess = group.excess[tier], releases = group.flags[tier] >= RELEASE, touched = now, limit = limit,
+        limit_text = group.limit_texts[tier] }
+      add_to_index(key, group.indexes[place], record, id)
+    end
+    local wait = 0
+    if passed < count and charged == passed then
+      wait = retry(state, limit, cost, group.flags[tier] % KEEP >= OVERDRAFT)
+    end
+    local text = packed_answer(state, limit, passed, charged, wait, 0)
+    if record then
+      record.answer = text
+      save_record(group.records[place], record)
+    end
+    reply(text, record and MADE or NOT_HELD, record, released)
+  end
+
+  -- Answers a hold of which a counter has too many.
+  local function reply_full(group, first, known, full)
     for tier = 1, group.tiers do
-      local place, limit, cost = first + tier, group.terms[tier], group.costs[tier]
-      local key, index, passed = group.fields[place], group.indexes[place], passes[tier]
-      local state, charged, record = states[key], min(granted, passed), nil
-      charge(key, state, limit, charged * cost)
-      if id ~= '' and charged > 0 then
-        local expires = now + group.ttls[first]
-        record = { units = cost, at = now, expires = expires, known_until = expires + RETENTION, charged = cost,
-          excess = group.excess[tier], releases = group.flags[tier] >= 8, limit = limit, limit_text = group.limit_texts[tier] }
-        add_to_index(index, record, id, state)
+      if known[tier] then
+        take_back(group, first + tier, known[tier], group.ids[first])
       end
-      local wait = 0
-      if passed < group.fields[first] and charged == passed then
-        wait = retry(state, limit, cost, group.flags[tier] % KEEP >= OVERDRAFT)
+      reply(NO_ANSWER, full[tier] and FULL or NOT_HELD)
+    end
+  end
+
+  -- Decides a check, or a hold, at the counters that do not know it yet. If they admit it, it is complete; otherwise it is taken back where it
+  -- is known.
+  local function decide_unknown(group, first, count, known)
+    local is_check, passes, released, full, is_full = group.operation ~= PEEK, {}, {}, {}, false
+    local granted = is_check and count or 0
+    for tier = 1, group.tiers do
+      if not known[tier] then
+        local key, index, limit = group.fields[first + tier], group.indexes[first + tier], group.terms[tier]
+        local state, flags = state_of(key, limit), group.flags[tier]
+        released[tier] = is_check and release_expired(key, index, state, limit) or 0
+        passes[tier] = passing(limit.capacity - state.used, group.costs[tier], flags % KEEP >= OVERDRAFT, count)
+        if flags % 2 < SHADOW then
+          granted = min(granted, passes[tier])
+        end
+        full[tier] = group.ids[first] ~= '' and call('ZCOUNT', KEYS[index], '0', '+inf') >= MAX_LIVE
+        is_full = is_full or full[tier]
       end
-      local text = packed_answer(state, limit, passed, charged, wait, 0)
-      if record then
-        record.answer = text
-        save_record(group.records[place], record)
+    end
+    if is_full then
+      return reply_full(group, first, known, full)
+    end
+    for tier = 1, group.tiers do
+      if known[tier] then
+        repeat_tier(group, first + tier, known[tier], group.ids[first], granted > 0)
+      else
+        charge_tier(group, first, tier, passes[tier], granted, released[tier])
       end
-      reply(text, record and MADE or NOT_HELD, record, released[tier])
     end
   end
 
   local function hold(group, first, count)
-    local id, is_check = group.ids[first], group.operation == CHECK
-    local known, unreadable, is_known, is_unreadable = {}, {}, false, false
+    local id, known, unreadable, is_unreadable, has_conflict = group.ids[first], {}, {}, false, false
     for tier = 1, group.tiers do
-      local place = first + tier
-      local record = nil
-      if id ~= '' then
+      local place, record = first + tier, nil
+      unreadable[tier] = stored[group.indexes[place]] == '' or not state_of(group.fields[place], group.terms[tier])
+      if id ~= '' and not unreadable[tier] then
         record = known_record(group, place, id)
+        unreadable[tier] = record == false
       end
-      known[tier], is_known = record, is_known or record
-      unreadable[tier] = record == false or stored[group.indexes[place]] == ''
-        or not state_of(group.fields[place], group.terms[tier])
-      is_unreadable = is_unreadable or unreadable[tier]
+      known[tier], is_unreadable = record, is_unreadable or unreadable[tier]
+      has_conflict = has_conflict or (record and not is_repeated(group, tier, record))
     end
     if is_unreadable then
-      return reply_unreadable(unreadable)
-    elseif is_known then
-      return repeat_hold(group, known)
+      reply_unreadable(unreadable)
+    elseif has_conflict then
+      reply_conflict(group, known)
+    else
+      decide_unknown(group, first, count, known)
     end
-    local passes, released, full, is_full, granted = {}, {}, {}, false, is_check and count or 0
-    for tier = 1, group.tiers do
-      local key, index, limit = group.fields[first + tier], group.indexes[first + tier], group.terms[tier]
-      local state, flags = states[key], group.flags[tier]
-      released[tier] = is_check and release_expired(key, index, state, limit) or 0
-      passes[tier] = passing(limit.capacity - state.used, group.costs[tier], flags % KEEP >= OVERDRAFT, count)
-      if flags % 2 < SHADOW then
-        granted = min(granted, passes[tier])
-      end
-      local meta = index == key and 1 or 0
-      full[tier] = id ~= '' and call('ZCARD', KEYS[index]) - meta >= MAX_LIVE
-      is_full = is_full or full[tier]
-    end
-    if is_full then
-      for tier = 1, group.tiers do
-        reply(NO_ANSWER, full[tier] and FULL or NOT_HELD)
-      end
-      return
-    end
-    charge_held(group, first, passes, released, granted)
   end
 
   -- Replaces the estimate of a hold by the actual cost.
   local function settle(key, index, state, record, id, actual, excess)
     local limit, units = record.limit, record.units
     actual = min(actual, units + (excess >= 0 and excess or record.excess), MAX_EXACT)
-    local was_charged = remove_from_index(index, record, id)
+    local was_charged = remove_from_index(key, index, record, id)
     if limit.code == CONCURRENCY then
       if was_charged then
         refund(key, state, limit, units, -1)
@@ -259,7 +309,9 @@ if has_holds then
   local function adjust_hold(group, first, tier, record)
     local place, id, operation = first + tier, group.ids[first], group.operation
     local key, index, record_key = group.fields[place], group.indexes[place], group.records[place]
-    if not record or (operation == TAKE_BACK and record.is_settled) then
+    -- a later attempt to make the hold keeps it
+    local is_kept = operation == TAKE_BACK and record and (record.is_settled or record.touched > group.time)
+    if not record or is_kept then
       return reply(NO_ANSWER, UNKNOWN)
     elseif record.is_settled then
       return reply(NO_ANSWER, ALREADY, record)
@@ -267,8 +319,8 @@ if has_holds then
     local limit, state, is_late = record.limit, state_of(key, record.limit), record.expires <= now
     local outcome = is_late and LATE or SETTLED
     if operation == SETTLE then
-      local is_kept = group.flags[tier] % 8 >= KEEP
-      settle(key, index, state, record, id, is_kept and record.units or group.costs[tier], group.excess[tier])
+      local keeps_estimate = group.flags[tier] % RELEASE >= KEEP
+      settle(key, index, state, record, id, keeps_estimate and record.units or group.costs[tier], group.excess[tier])
       save_record(record_key, record)
     elseif operation == RENEW then
       if is_late then
@@ -276,14 +328,11 @@ if has_holds then
       end
       record.expires = max(record.expires, now + group.ttls[first])
       record.known_until, outcome = record.expires + RETENTION, RENEWED
-      add_to_index(index, record, id, state)
+      add_to_index(key, index, record, id)
       save_record(record_key, record)
     else
-      if remove_from_index(index, record, id) then
-        refund(key, state, limit, record.units, record.at)
-      end
-      call('DEL', KEYS[record_key])
-      records[record_key], stored[record_key], outcome = nil, false, SETTLED
+      take_back(group, place, record, id)
+      outcome = SETTLED
     end
     reply(packed_answer(state, limit, 1, 0, 0, 0), outcome, record)
   end
@@ -291,12 +340,13 @@ if has_holds then
   local function adjust(group, first)
     local known, unreadable, is_unreadable = {}, {}, false
     for tier = 1, group.tiers do
-      local place = first + tier
-      local record = known_record(group, place, group.ids[first])
-      known[tier] = record
-      unreadable[tier] = record == false or stored[group.indexes[place]] == ''
-        or (record and not state_of(group.fields[place], record.limit)) or false
-      is_unreadable = is_unreadable or unreadable[tier]
+      local place, record = first + tier, nil
+      unreadable[tier] = stored[group.indexes[place]] == ''
+      if not unreadable[tier] then
+        record = known_record(group, place, group.ids[first])
+        unreadable[tier] = record == false or (record ~= nil and not state_of(group.fields[place], record.limit))
+      end
+      known[tier], is_unreadable = record, is_unreadable or unreadable[tier]
     end
     if is_unreadable then
       return reply_unreadable(unreadable)
@@ -307,7 +357,7 @@ if has_holds then
   end
 
   function decide_held(group, first, count)
-    if group.operation <= PEEK then
+    if group.operation <= PEEK or group.operation == HOLD_NEW then
       hold(group, first, count)
     else
       adjust(group, first)
