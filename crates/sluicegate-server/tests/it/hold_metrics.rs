@@ -9,7 +9,10 @@ use sluicegate::{
     limiter::{HoldDecision, Request, SettleOutcome},
     store::HoldId,
 };
-use sluicegate_server::engine::{Engine, Excess, HoldAdjustment, Transport};
+use sluicegate_server::{
+    engine::{Engine, Excess, HoldAdjustment, Transport},
+    observe::history::HoldsSecond,
+};
 use sluicegate_testkit::failing_store::FailingStore;
 
 use crate::metrics::value;
@@ -111,6 +114,7 @@ async fn the_end_of_a_hold_is_not_another_request_of_the_history() {
     engine.observer().record_second(&engine.limiter().stats());
     let seconds = engine.observer().history().since(0);
     assert_eq!((seconds[0].allowed, seconds[0].errors), (1, 0));
+    assert_eq!(seconds[0].holds, HoldsSecond { held: 1, ended: 1, ..HoldsSecond::default() });
 }
 
 #[tokio::test]
