@@ -52,6 +52,10 @@ pub(super) struct Record {
 }
 
 impl Record {
+    fn is_same(&self, other: &Self) -> bool {
+        self.id == other.id && self.made == other.made
+    }
+
     fn releases(&self) -> bool {
         self.limit.on_expiry() == OnExpiry::Release
     }
@@ -255,8 +259,8 @@ impl Model {
         attempt.holds[tier] =
             HoldAnswer { released: attempt.holds[tier].released, ..record.answer(HoldOutcome::Held) };
         let records = self.holds.entry(counter.clone()).or_default();
-        // an id that was forgotten may be used again
-        records.retain(|other| other.id != id);
+        // an id that was forgotten may be used again, while the earlier hold was not released yet
+        records.retain(|other| other.is_open || other.id != id);
         records.push(record);
         let first = self.share(&counter, terms, true, now);
         self.holds.get_mut(&counter).and_then(|records| records.last_mut()).expect("just added").first =
@@ -360,7 +364,7 @@ impl Model {
     /// Removes a hold as if it had not been made.
     fn remove(&mut self, tier: &Tier, record: &Record, now: u64) -> Share {
         let counter = counter_of(tier);
-        self.holds.get_mut(&counter).expect("it has the hold").retain(|other| other.id != record.id);
+        self.holds.get_mut(&counter).expect("it has the hold").retain(|other| !other.is_same(record));
         if record.is_open {
             self.refund(&counter, &record.limit, now, record.units, Some(record.made));
         }
@@ -424,7 +428,7 @@ impl Model {
 
     fn record_mut(&mut self, tier: &Tier, record: &Record) -> &mut Record {
         let records = self.holds.get_mut(&counter_of(tier)).expect("it has the hold");
-        records.iter_mut().find(|other| other.id == record.id).expect("it has the hold")
+        records.iter_mut().find(|other| other.is_same(record)).expect("it has the hold")
     }
 
     /// Returns the state of a counter after an operation on one of its holds, under the limit of the hold.
