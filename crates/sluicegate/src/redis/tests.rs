@@ -1,5 +1,7 @@
 //! Properties that are visible only in Redis: TTLs, unchanged bytes, the number of commands per decision.
 
+mod holds;
+
 use std::{
     collections::HashMap,
     sync::atomic::{AtomicBool, Ordering},

@@ -308,8 +308,9 @@ if has_holds then
   local function adjust_hold(group, first, tier, record)
     local place, id, operation = first + tier, group.ids[first], group.operation
     local key, index, record_key = group.fields[place], group.indexes[place], group.records[place]
-    -- a later attempt to make the hold keeps it
-    local is_kept = operation == TAKE_BACK and record and (record.is_settled or record.touched > group.time)
+    -- a later attempt to make the hold keeps it, and so does its expiry before the denial
+    local is_kept = operation == TAKE_BACK and record
+      and (record.is_settled or record.touched > group.time or record.expires <= group.time)
     if not record or is_kept then
       return reply(NO_ANSWER, UNKNOWN)
     elseif record.is_settled then

@@ -13,7 +13,7 @@
 --            '<BBBHd'  operation (0 check, 1 peek, 2 charge, 3 refund; with holds also 4 settle, 5 renew, 6 take back); path (0 any,
 --                      1 the fast bucket path: checks of one small token bucket each, which no other check of the batch uses,
 --                      2 with leases, 3 with holds); number of tiers; number of checks; time of the charge to refund (-1: the
---                      newest). To take back a hold: the last time at which it may have been made or repeated
+--                      newest). To take back a hold: when it was denied; it must have been live then, and not repeated since
 --            '<I4'     with holds: number of bytes of the group that follow
 --            '<BHd'    for each tier: flags (1 shadow, 2 overdraft, 4 keep the estimate, 8 release expired holds), index of the limit,
 --                      cost; with holds, in the place of the cost: the most units that are charged beyond an estimate (for a
