@@ -1,7 +1,7 @@
 //! The token of a hold: its id and the counters that it charged, as text.
 //!
 //! Settling needs no rules: the store recorded the limit with the hold. A reload of the rules between hold and settle therefore changes
-//! nothing, and a forged token reaches only holds whose id the forger knows.
+//! nothing, and a forged token has no effect without the id of a hold.
 
 use std::{fmt, str::FromStr, sync::Arc};
 

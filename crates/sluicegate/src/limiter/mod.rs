@@ -49,7 +49,7 @@ use crate::{
     store::{CounterSnapshot, Store, StoreError},
 };
 
-pub use sluicegate_core::Operation;
+pub use sluicegate_core::{OnExpiry, Operation};
 
 use self::hold::HoldCounters;
 pub use self::{

@@ -27,7 +27,7 @@ use crate::{
 const MAX_QUEUED: usize = 16_384;
 /// The most tiers of all queued settlements together: this bounds their memory, at a few hundred bytes each.
 const MAX_QUEUED_TIERS: usize = 65_536;
-/// How long a queued settlement is repeated. Later, the store does not know the hold.
+/// How long a queued settlement is repeated. By then the store has forgotten the hold.
 const MAX_AGE: Duration = Duration::from_secs(600);
 /// The most queued settlements that are sent at a time.
 const MAX_SENT: usize = 256;
@@ -205,7 +205,7 @@ fn is_temporary(error: &StoreError) -> bool {
     !matches!(error, StoreError::Unreadable { .. } | StoreError::TooLarge { .. })
 }
 
-/// Replaces the results of tiers that only this process knows.
+/// Replaces the results of tiers that have the hold only in this process.
 fn merge(mut shares: CheckShares, here: Option<CheckShares>) -> CheckShares {
     for (position, hold) in here.map(|here| here.holds).into_iter().flatten().enumerate() {
         if hold.outcome != HoldOutcome::Unknown && shares.holds[position].outcome == HoldOutcome::Unknown {

@@ -3,10 +3,10 @@
 use std::{fs, path::Path, time::Duration};
 
 use sluicegate::{
-    Cost, Limit, RedisStore, StoreError,
-    limiter::Operation,
+    Cost, Labels, Limit, Limiter, Options, RedisStore, Rule, StoreError,
+    limiter::{Operation, SettleOutcome},
     redis::{RedisSettings, RedisSetupError},
-    store::{Check, Key, RemoteStore, Terms, Tier},
+    store::{Check, HoldId, Key, RemoteStore, Terms, Tier},
 };
 use sluicegate_testkit::{
     server::{Flavor, Server, Setup},
@@ -128,6 +128,7 @@ async fn the_documented_acl_user_has_exactly_the_needed_permissions() {
             let key = Key::without_rule("k").unwrap();
             assert_eq!(store.reset(&[(key, limit.algorithm())]).await.unwrap(), 1);
         }
+        hold_and_end(store.clone(), &flavor).await;
         assert_eq!(store.announce(1, Duration::from_secs(5)).await.unwrap(), 1);
         assert_eq!(store.announce(2, Duration::from_secs(5)).await.unwrap(), 2);
         store.probe(0).await.unwrap();
@@ -146,6 +147,36 @@ async fn the_documented_acl_user_has_exactly_the_needed_permissions() {
             assert_eq!(error.code(), Some("NOPERM"), "{flavor}: {forbidden}");
         }
     }
+}
+
+/// Makes holds, ends them in every way, and lets some expire.
+async fn hold_and_end(store: RedisStore, flavor: &Flavor) {
+    let minute = Duration::from_secs(60);
+    let rules = [
+        Rule::new("in-flight", Limit::concurrency(5).unwrap()),
+        Rule::new("bucket", Limit::token_bucket(50, minute).unwrap()),
+        Rule::new("log", Limit::sliding_log(50, minute).unwrap()),
+    ];
+    let options = Options::new().deadline(Duration::from_secs(5));
+    let limiter = Limiter::builder().store(store).rules(rules).options(options).build().unwrap();
+    let labels = Labels::default();
+    for ttl in [minute, minute, Duration::from_millis(1), Duration::from_millis(1)] {
+        let id = HoldId::random();
+        let held = limiter.hold(&labels, 3).id(id.clone()).ttl(ttl).decide().await.unwrap();
+        let failure = &held.decision.failure;
+        assert!(held.decision.is_allowed() && failure.is_none(), "{flavor}: {failure:?}");
+        let token = held.token.unwrap();
+        if ttl == minute {
+            limiter.hold(&labels, 3).id(id).ttl(ttl).decide().await.unwrap();
+            let renewed = limiter.renew(&token, ttl).await.unwrap();
+            assert_eq!(renewed.outcome, SettleOutcome::Renewed, "{flavor}");
+            assert_eq!(limiter.settle(&token, 1).await.unwrap().outcome, SettleOutcome::Settled, "{flavor}");
+            assert_eq!(limiter.release(&token).await.unwrap().outcome, SettleOutcome::Already, "{flavor}");
+        }
+    }
+    assert!(limiter.peek(&labels, 1).await.unwrap().failure.is_none(), "{flavor}");
+    let counters = [(Key::without_rule("k").unwrap(), Limit::concurrency(5).unwrap())];
+    limiter.inspect(&counters).await.unwrap();
 }
 
 #[tokio::test]

@@ -74,7 +74,7 @@ async fn a_peek_and_a_denied_hold_run_in_a_read_only_script_and_change_nothing()
         let before = subject.dump();
         let denied = HoldOperation::Hold { ttl: HOUR };
         for check in [check(Operation::Peek, "k", &limit, 1), held("k", &limit, 2, "denied", denied)] {
-            let call = encode(DEFAULT_PREFIX, &[check.clone()], CallTimes::default()).unwrap();
+            let call = encode(DEFAULT_PREFIX, std::slice::from_ref(&check), CallTimes::default()).unwrap();
             let mut request = redis::cmd("EVAL_RO");
             request.arg(SOURCE);
             call.write_to(&mut request, SendTimes { deadline: None, now: Timestamp::default() });
