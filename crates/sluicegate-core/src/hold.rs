@@ -377,12 +377,14 @@ impl Holds {
             if was_charged {
                 state.refund(&limit, now, units, None);
             }
-        } else if !was_charged {
-            state.charge(&limit, now, actual);
-        } else if actual < units {
+        } else if was_charged && actual < units {
             state.refund(&limit, now, units - actual, Some(at));
-        } else if actual > units {
-            state.charge(&limit, now, actual - units);
+        } else {
+            let excess = if was_charged { actual - units } else { actual };
+            // a charge of nothing would convert what counts to the window of the hold
+            if excess > 0 {
+                state.charge(&limit, now, excess);
+            }
         }
         self.update(state);
         let is_late = record.expires_us <= now.as_micros();
@@ -417,10 +419,12 @@ impl Holds {
         answer
     }
 
-    /// Reverts a hold as if it had not been made, for a hold over several servers of which another one denied, unless it was made or repeated
-    /// after `until`.
+    /// Reverts a hold as if it had not been made, for a hold over several servers of which another one denied at `until`, if it was live then
+    /// and not repeated since.
     pub fn take_back(&mut self, state: &mut State, id: &[u8], until: Timestamp, now: Timestamp) -> Answer {
-        let is_meant = |record: &&Record| !record.is_settled && record.touched_us <= until.as_micros();
+        let is_meant = |record: &&Record| {
+            !record.is_settled && (record.touched_us..record.expires_us).contains(&until.as_micros())
+        };
         let record = self.record(id, now).filter(is_meant).cloned();
         let Some(record) = record else {
             return Answer::UNKNOWN_HOLD;

@@ -225,7 +225,7 @@ impl NotableTimes {
     }
 }
 
-fn random_limit(algorithm: Algorithm, limits: Limits, chance: &mut StdRng) -> Limit {
+pub(crate) fn random_limit(algorithm: Algorithm, limits: Limits, chance: &mut StdRng) -> Limit {
     if limits == Limits::Dense {
         let window = Duration::from_millis(chance.random_range(1_000..=10_000));
         return Limit::new(algorithm, chance.random_range(20..=400), window).expect("within the range");
@@ -331,7 +331,7 @@ fn random_cost(limit: &Limit, limits: Limits, operation: Operation, chance: &mut
     Cost::new(units).expect("within the range")
 }
 
-fn units_of_any_size(capacity: u64, operation: Operation, chance: &mut StdRng) -> u64 {
+pub(crate) fn units_of_any_size(capacity: u64, operation: Operation, chance: &mut StdRng) -> u64 {
     match chance.random_range(0..24) {
         0..2 => 0,
         2..12 => 1,

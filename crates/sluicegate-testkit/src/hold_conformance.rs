@@ -34,9 +34,11 @@ const DAY: Duration = Duration::from_secs(86_400);
 const HOLD: HoldOperation = HoldOperation::Hold { ttl: MINUTE };
 /// A settlement of one counter that is bounded by its limit.
 const SETTLE: HoldOperation = HoldOperation::Settle { kept: 0, max_excess: None };
-/// Takes back any hold.
-const TAKE_BACK: HoldOperation = HoldOperation::TakeBack { until: Timestamp::from_micros(u64::MAX) };
 const KEEP: HoldOperation = HoldOperation::Settle { kept: 1, max_excess: None };
+
+fn take_back(until: Timestamp) -> HoldOperation {
+    HoldOperation::TakeBack { until }
+}
 
 fn renew(ttl: Duration) -> HoldOperation {
     HoldOperation::Renew { ttl }
@@ -95,7 +97,7 @@ impl Counter<'_> {
     /// Applies an operation to one of its holds.
     async fn on_hold(&self, id: &str, limit: &Limit, cost: u64, operation: HoldOperation) -> Answer {
         let terms = match operation {
-            HoldOperation::Hold { .. } => terms(limit, cost),
+            HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => terms(limit, cost),
             _ => terms(&any_limit(limit), cost),
         };
         self.fixture.decide_held(&[(&self.key, terms)], id, operation).await[0]
@@ -300,7 +302,7 @@ conformance_tests! { hold_conformance:
                     assert_eq!((again.at, again.expires_at), (START, START.plus(MINUTE)), "{limit:?}");
                 }
             }
-            assert_eq!(counter.on_hold("id", &limit, 0, TAKE_BACK).await.hold.outcome, HoldOutcome::Unknown);
+            assert_eq!(counter.on_hold("id", &limit, 0, take_back(fixture.clock.now())).await.hold.outcome, HoldOutcome::Unknown);
             assert_eq!(counter.left(&limit).await, left, "{limit:?}");
             fixture.clock.set(START.plus(HOLD_RETENTION - MICROSECOND));
             assert_eq!(counter.on_hold("id", &limit, 0, SETTLE).await.hold.outcome, HoldOutcome::Already, "{limit:?}");
@@ -505,7 +507,7 @@ conformance_tests! { hold_conformance:
     an_operation_on_an_unknown_hold_changes_nothing(fixture) {
         for limit in all_limits() {
             let counter = fixture.new_counter();
-            for operation in [SETTLE, KEEP, renew(MINUTE), TAKE_BACK] {
+            for operation in [SETTLE, KEEP, renew(MINUTE), take_back(fixture.clock.now())] {
                 let unknown = counter.on_hold("unknown", &limit, 3, operation).await.hold;
                 assert_eq!((unknown.outcome, unknown.charged), (HoldOutcome::Unknown, 0), "{limit:?}");
                 assert_eq!(unknown.expires_at, Timestamp::default());
@@ -526,7 +528,7 @@ conformance_tests! { hold_conformance:
         for limit in all_limits().into_iter().chain(releasing()) {
             let counter = fixture.new_counter();
             counter.on_hold("id", &limit, 4, HOLD).await;
-            counter.on_hold("id", &limit, 0, TAKE_BACK).await;
+            counter.on_hold("id", &limit, 0, take_back(fixture.clock.now())).await;
             assert_eq!(counter.left(&limit).await, 10, "{limit:?}");
             assert_eq!(counter.on_hold("id", &limit, 4, SETTLE).await.hold.outcome, HoldOutcome::Unknown, "{limit:?}");
             assert_eq!(counter.on_hold("id", &limit, 3, HOLD).await.hold.outcome, HoldOutcome::Held, "{limit:?}");
@@ -535,9 +537,12 @@ conformance_tests! { hold_conformance:
             fixture.clock.advance(SECOND);
             counter.on_hold("id", &limit, 3, HOLD).await;
             let until = fixture.clock.now().minus(MICROSECOND);
-            let kept = counter.on_hold("id", &limit, 0, HoldOperation::TakeBack { until }).await.hold.outcome;
+            let kept = counter.on_hold("id", &limit, 0, take_back(until)).await.hold.outcome;
             assert_eq!((kept, counter.left(&limit).await), (HoldOutcome::Unknown, 7), "{limit:?}");
-            counter.on_hold("id", &limit, 0, HoldOperation::TakeBack { until: fixture.clock.now() }).await;
+            // and so does its expiry
+            let kept = counter.on_hold("id", &limit, 0, take_back(START.plus(MINUTE))).await.hold.outcome;
+            assert_eq!((kept, counter.left(&limit).await), (HoldOutcome::Unknown, 7), "{limit:?}");
+            counter.on_hold("id", &limit, 0, take_back(fixture.clock.now())).await;
             assert_eq!(counter.left(&limit).await, 10, "{limit:?}");
         }
     }
@@ -731,7 +736,7 @@ conformance_tests! { hold_conformance:
                 of_hold("a", 1, SETTLE),
                 of_hold("a", 1, SETTLE),
                 of_hold("c", 2, HOLD),
-                of_hold("b", 0, TAKE_BACK),
+                of_hold("b", 0, take_back(fixture.clock.now())),
                 of_hold("b", 3, HOLD),
                 plain,
             ];

@@ -6,7 +6,7 @@
 //! | [`gateway`] | real nginx, Caddy and Traefik processes |
 //! | [`faults`] | faults of a running server |
 //! | [`proxy`], [`namespace`], [`delay_proxy`] | faults of one connection, network partitions, added round-trip time |
-//! | [`mod@conformance`], [`mod@hold_conformance`], [`history`], [`lease_history`], [`model`], [`reference_calendar`], [`oracle`] | required behaviour of every store |
+//! | [`mod@conformance`], [`mod@hold_conformance`], [`history`], [`lease_history`], [`hold_history`], [`model`], [`reference_calendar`], [`oracle`] | required behaviour of every store |
 //! | [`hammer`] | several processes that load one Redis |
 //!
 //! Other crates use this crate only as a dev-dependency. Servers are never shared between tests, a missing server fails the
@@ -22,6 +22,7 @@ pub mod gateway;
 pub mod hammer;
 pub mod history;
 pub mod hold_conformance;
+pub mod hold_history;
 pub mod lease_history;
 pub mod model;
 pub mod namespace;

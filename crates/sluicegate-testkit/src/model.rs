@@ -3,6 +3,8 @@
 //! It keeps every charge, computes the usage at a time by definition, and finds every wait by binary search. It shares
 //! no arithmetic with the implementation.
 
+mod holds;
+
 use std::{
     collections::{BTreeMap, HashMap},
     time::Duration,
@@ -20,13 +22,20 @@ use sluicegate_core::{
     time::{MAX_EXACT, MAX_WAIT_US},
 };
 
+use self::holds::Record;
+pub use self::holds::{HeldExpected, Places};
 use crate::reference_calendar;
+
+/// The largest number of units.
+const LARGEST: u64 = MAX_EXACT;
 
 /// All counters of a model store.
 #[derive(Clone, Default)]
 pub struct Model {
     counters: HashMap<(Key, Algorithm), Counter>,
     leases: HashMap<(Key, Algorithm), LeaseRecord>,
+    /// The holds of each counter, also those that have ended.
+    holds: HashMap<(Key, Algorithm), Vec<Record>>,
 }
 
 /// The leased units of a counter.
@@ -78,6 +87,7 @@ impl Model {
     pub fn reset(&mut self, key: &Key, algorithm: Algorithm) {
         self.counters.remove(&(key.clone(), algorithm));
         self.leases.remove(&(key.clone(), algorithm));
+        self.end_live_holds(key, algorithm);
     }
 
     /// Charges further requests of a check in advance, after those of the callers have passed. Returns how many: one at a time, while half of
@@ -185,34 +195,42 @@ impl Model {
             }
         }
         let shares = (0..keys.len())
-            .map(|index| {
-                let limit = &terms[index].limit;
-                let passes = passes[index] || !decides;
-                let room = limit.capacity().checked_sub(must_be_free(terms[index]));
-                Share {
-                    passes,
-                    remaining: limit.capacity().saturating_sub(used(self, index, now)),
-                    debt: used(self, index, now).saturating_sub(limit.capacity()),
-                    retry: (!passes).then(|| match room {
-                        Some(room) => {
-                            Retry::After(first_moment(|wait| used(self, index, now + wait) <= room))
-                        }
-                        None => Retry::Never,
-                    }),
-                    reset_after: first_moment(|wait| used(self, index, now + wait) == 0),
-                }
-            })
+            .map(|index| self.share(&keys[index], terms[index], passes[index] || !decides, now))
             .collect();
         Expected { granted, shares }
     }
 
+    /// Returns the answer of a counter in its current state.
+    fn share(&self, key: &(Key, Algorithm), terms: &Terms, passes: bool, now: u64) -> Share {
+        let (limit, room) = (&terms.limit, terms.limit.capacity().checked_sub(must_be_free(terms)));
+        let used = |now: u64| self.used(key, limit, now);
+        let wait = |room: u64| match limit.algorithm() {
+            Algorithm::Concurrency => self.first_expiry(key, now),
+            _ => first_moment(|wait| used(now + wait) <= room),
+        };
+        Share {
+            passes,
+            remaining: limit.capacity().saturating_sub(used(now)),
+            debt: used(now).saturating_sub(limit.capacity()),
+            retry: (!passes).then(|| room.map_or(Retry::Never, |room| Retry::After(wait(room)))),
+            reset_after: match limit.algorithm() {
+                Algorithm::Concurrency => self.last_expiry(key, now),
+                _ => first_moment(|wait| used(now + wait) == 0),
+            },
+        }
+    }
+
     /// Returns the usage against `limit` at `now`.
     fn used(&self, key: &(Key, Algorithm), limit: &Limit, now: u64) -> u64 {
+        if limit.algorithm() == Algorithm::Concurrency {
+            return self.held_units(key);
+        }
         self.counters.get(key).map_or(0, |counter| counter.used(limit, now))
     }
 
     fn charge(&mut self, key: &(Key, Algorithm), limit: &Limit, now: u64, units: u64) {
-        if units == 0 {
+        // only holds change live holds
+        if units == 0 || limit.algorithm() == Algorithm::Concurrency {
             return;
         }
         let is_log = limit.algorithm() == Algorithm::SlidingLog;
@@ -445,6 +463,10 @@ fn end_of_window(limit: &Limit, time: u64) -> u64 {
         .map(|number| ((time + window - phase) / window + number) * window + phase)
         .find(|end| *end > time)
         .expect("there is a later end")
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).expect("at most a day")
 }
 
 fn must_be_free(terms: &Terms) -> u64 {

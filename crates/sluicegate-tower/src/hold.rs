@@ -120,14 +120,13 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for ActualCosts {
 pub(crate) struct NewHold {
     /// `None` if the request was denied.
     token: Option<HoldToken>,
-    /// How often the hold has to be renewed; `None` if no store recorded it.
-    ttl: Option<Duration>,
+    ttl: Duration,
 }
 
 impl NewHold {
     pub(crate) fn of(hold: HoldDecision) -> (Decision, Self) {
-        let HoldDecision { decision, token, expires_at, ttl, .. } = hold;
-        (decision, Self { token, ttl: expires_at.map(|_| ttl) })
+        let HoldDecision { decision, token, ttl, .. } = hold;
+        (decision, Self { token, ttl })
     }
 
     /// Starts to renew the hold, and adds [`ActualCosts`] to the request. Returns `None` if no counter has the hold.
@@ -137,8 +136,8 @@ impl NewHold {
         let token = Arc::new(self.token.filter(|token| !token.is_empty())?);
         let limiter = limiter.clone();
         let runtime = Handle::try_current().ok();
-        let renewal = runtime.as_ref().zip(self.ttl).map(|(runtime, ttl)| {
-            runtime.spawn(renew(limiter.clone(), Arc::clone(&token), ttl)).abort_handle()
+        let renewal = runtime.as_ref().map(|runtime| {
+            runtime.spawn(renew(limiter.clone(), Arc::clone(&token), self.ttl)).abort_handle()
         });
         Some(LiveHold { limiter, token, actual, runtime, renewal })
     }
@@ -204,10 +203,11 @@ async fn renew(limiter: Limiter, token: Arc<HoldToken>, ttl: Duration) {
             Ok(renewal) if renewal.tiers.iter().any(|tier| tier.outcome == SettleOutcome::Renewed) => {
                 ttl / RENEWAL_PART
             }
-            Ok(renewal) => {
-                let outcome = renewal.outcome.name();
+            // the store did not answer when the hold was made, or it was reset since
+            Ok(renewal) if renewal.outcome == SettleOutcome::Unknown => return,
+            Ok(_) => {
                 tracing::warn!(
-                    "a hold could not be renewed ({outcome}): its request is served and no longer counted"
+                    "a hold expired before it was renewed: its request is no longer in flight for the store"
                 );
                 return;
             }

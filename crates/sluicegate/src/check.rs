@@ -68,7 +68,7 @@ pub enum HoldOperation {
         /// When the hold expires, from now.
         ttl: Duration,
     },
-    /// Revert the hold, because another server denied it, unless it was made or repeated after this time.
+    /// Revert the hold, because another server denied it, if it was live at this time and not repeated since.
     TakeBack {
         /// The store's time of the denied attempt.
         until: Timestamp,

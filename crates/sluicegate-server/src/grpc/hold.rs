@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sluicegate::{
-    Cost, Error, Labels, Limiter,
+    Error, Limiter,
     limiter::{GroupHoldDecision, Request},
     store::HoldId,
 };
@@ -29,7 +29,7 @@ pub(super) async fn hold(
     match &decided {
         Ok(GroupHoldDecision { group, .. }) => {
             trace::record(&span, &group.overall);
-            observation.decided_group(requests, group, || engine.limiter().rules());
+            observation.decided_group(Call::Hold, requests, group, || engine.limiter().rules());
         }
         Err(error) => observation.failed(Call::Hold, error),
     }
@@ -46,23 +46,27 @@ pub(super) async fn settle(
     excess: Excess,
     deadline: Option<Duration>,
 ) -> Result<(), Error> {
-    let _observation = engine.observer().begin(Transport::Grpc);
+    let observation = engine.observer().begin(Transport::Grpc);
     let limiter = limiter(&engine, deadline);
-    let settled = ends.iter().map(|end| settle_one(&limiter, &end.labels, end.actual, excess));
+    let settled = ends.iter().map(async |StreamEnd { labels, actual }| {
+        let span = trace::decision_span(Transport::Grpc, Call::Settle);
+        let settled = async {
+            match excess {
+                Excess::Bounded => limiter.settle_labels_bounded(labels, *actual).await,
+                Excess::Unbounded => limiter.settle_labels(labels, *actual).await,
+            }
+        };
+        let settled = settled.instrument(span.clone()).await;
+        match &settled {
+            Ok(settlement) => {
+                trace::record_settlement(&span, settlement);
+                observation.done(Call::Settle);
+            }
+            Err(error) => observation.failed(Call::Settle, error),
+        }
+        settled.map(drop)
+    });
     join_all(settled).await.into_iter().collect()
-}
-
-async fn settle_one(
-    limiter: &Limiter,
-    labels: &Labels,
-    actual: Option<Cost>,
-    excess: Excess,
-) -> Result<(), Error> {
-    match excess {
-        Excess::Bounded => limiter.settle_labels_bounded(labels, actual).await,
-        Excess::Unbounded => limiter.settle_labels(labels, actual).await,
-    }
-    .map(drop)
 }
 
 fn limiter(engine: &Engine, deadline: Option<Duration>) -> Limiter {

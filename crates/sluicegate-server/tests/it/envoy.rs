@@ -62,7 +62,7 @@ impl Answer {
 }
 
 impl Envoy {
-    /// Starts Envoy with the deployed configuration in front of an application that says hello.
+    /// Starts Envoy with the deployed configuration in front of an application that answers `hello`.
     async fn start(sluicegate: Front, changes: &[(&str, &str)]) -> Self {
         let hello = Router::new().fallback(get(|| async { "hello" }));
         Self::start_with("envoy.yaml", hello, sluicegate, changes).await

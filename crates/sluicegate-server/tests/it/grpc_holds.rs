@@ -313,17 +313,17 @@ async fn a_rule_without_hold_keeps_its_charge_when_the_request_ends_or_expires()
 }
 
 #[tokio::test]
-async fn the_addend_is_in_the_unit_of_the_rules_with_hold() {
-    let tokens = |rule: &str| Rule::new(rule, window(1_000)).per(["tenant"]).hold("request_id");
+async fn the_addend_is_in_the_units_of_the_rules_with_hold_other_than_requests() {
+    let held =
+        |rule: &str, unit: &str| Rule::new(rule, window(1_000)).per(["tenant"]).unit(unit).hold("request_id");
     let mut envoy = OnMemory::start([
-        Rule::new("requests", window(1_000)).per(["tenant"]),
-        tokens("tokens"),
-        Rule::new("double", window(1_000)).per(["tenant"]).hold("request_id").cost(Cost::from(2)),
-        Rule::new("cents", window(1_000)).per(["tenant"]).hold("request_id").unit("cents"),
+        held("requests", "requests"),
+        held("tokens", "tokens"),
+        held("double", "tokens").cost(Cost::from(2)),
+        held("cents", "cents"),
         in_flight(3),
     ])
     .await;
-    assert_eq!(envoy.code(vec![start("r", 100)]).await, Code::Ok);
     let left = |requests, tokens, double, cents, in_flight| {
         expect([
             ("requests", requests),
@@ -333,10 +333,22 @@ async fn the_addend_is_in_the_unit_of_the_rules_with_hold() {
             ("in-flight", in_flight),
         ])
     };
-    // here the addend is a number of requests as well, but still one request in flight
-    assert_eq!(envoy.left().await, left(900, 900, 800, 900, 2));
+    assert_eq!(envoy.code(vec![start("r", 100)]).await, Code::Ok);
+    assert_eq!(envoy.left().await, left(999, 900, 800, 900, 2));
     envoy.settle(vec![end("r", 10)]).await;
-    assert_eq!(envoy.left().await, left(900, 990, 980, 990, 3));
+    assert_eq!(envoy.left().await, left(999, 990, 980, 990, 3));
+}
+
+#[tokio::test]
+async fn without_another_unit_the_addend_is_a_number_of_requests_but_one_request_in_flight() {
+    let held = Rule::new("held", window(1_000)).per(["tenant"]).hold("request_id");
+    let plain = Rule::new("plain", window(1_000)).per(["tenant"]);
+    let mut envoy = OnMemory::start([held, plain, in_flight(3)]).await;
+    let left = |held, plain, in_flight| expect([("held", held), ("plain", plain), ("in-flight", in_flight)]);
+    assert_eq!(envoy.code(vec![start("r", 100)]).await, Code::Ok);
+    assert_eq!(envoy.left().await, left(900, 900, 2));
+    envoy.settle(vec![end("r", 10)]).await;
+    assert_eq!(envoy.left().await, left(990, 900, 3));
 }
 
 #[tokio::test]

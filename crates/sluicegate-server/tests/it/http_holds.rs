@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -14,6 +15,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use sluicegate::{Limit, Limiter, ManualClock, MemoryStore, Rule, Timestamp};
+use sluicegate_core::OnExpiry;
 use sluicegate_server::{
     auth::Access,
     config::{Scopes, Token},
@@ -396,4 +398,72 @@ async fn a_settlement_is_queued_although_its_client_disconnected() {
         }
     };
     timeout(Duration::from_secs(10), queued).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_explanation_has_the_live_holds_of_each_counter() {
+    let api = Api::with_budget();
+    let explain = async || {
+        let explained = api.ok("/v1/explain", json!({"labels": {"tenant": "acme"}})).await;
+        let applies = explained["applies"].as_array().unwrap().clone();
+        (applies.iter().map(|rule| rule["state"]["holds"].clone()).collect::<Vec<_>>(), applies)
+    };
+    assert_eq!(explain().await.0, [Value::Null, Value::Null]);
+    api.ok("/v1/hold", hold("a")).await;
+    api.clock.advance(Duration::from_secs(1));
+    api.ok("/v1/hold", with(hold("b"), json!({"cost": {"requests": 1, "tokens": 100}, "ttl_ms": 5_000})))
+        .await;
+    let (holds, applies) = explain().await;
+    let live = |units: u64| json!({"count": 2, "units": units, "oldest_us": NOW_US});
+    assert_eq!(holds, [live(600), live(2)]);
+    assert_eq!(
+        applies[1]["limit"],
+        json!({"algorithm": "concurrency", "amount": 2, "capacity": 2, "shadow": false})
+    );
+    let first_and_last = json!({"from_us": NOW_US + 6_000_000, "until_us": NOW_US + 60_000_000, "units": 2});
+    let snapshot = json!({"at_us": NOW_US + 1_000_000, "kind": "concurrency", "live": first_and_last});
+    assert_eq!(applies[1]["snapshot"], snapshot);
+    assert_eq!(applies[1]["arithmetic"], "2 used + 1 requested = 3 of 2: fits in 5s at the latest");
+    api.ok("/v1/release", hold_of("a")).await;
+    assert_eq!(explain().await.0[1], json!({"count": 1, "units": 1, "oldest_us": NOW_US + 1_000_000}));
+}
+
+#[tokio::test]
+async fn the_rules_show_what_applies_to_holds() {
+    let hour = Limit::fixed_window(1_000, HOUR).unwrap();
+    let released = hour.with_on_expiry(OnExpiry::Release).unwrap();
+    let rules = [
+        Rule::new("plain", hour),
+        Rule::new("held", released).ttl(Duration::from_secs(90)).hold("request_id").max_excess(50),
+        Rule::new("capacity", hour).max_excess(1_000),
+        Rule::new("in-flight", Limit::concurrency(2).unwrap()),
+    ];
+    let shown = async |rules: &[Rule]| {
+        let api = Api::new(rules.iter().cloned());
+        let (_, text) = api.send(Request::get("/v1/rules").body(Body::empty()).unwrap()).await;
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let all = shown(&rules).await;
+    let fields = ["window", "ttl", "on_expiry", "max_excess", "hold"];
+    let of = |rule: usize| fields.map(|field| all["rules"][rule][field].clone());
+    let null = Value::Null;
+    assert_eq!(of(0), [json!("1h"), null.clone(), null.clone(), null.clone(), null.clone()]);
+    assert_eq!(of(1), [json!("1h"), json!("1m30s"), json!("release"), json!(50), json!("request_id")]);
+    assert_eq!(of(2), [json!("1h"), null.clone(), null.clone(), json!(1_000), null.clone()]);
+    assert_eq!(of(3), [null.clone(), null.clone(), null.clone(), null.clone(), null]);
+    let mut fingerprints = BTreeSet::from([all["fingerprint"].to_string()]);
+    let mut charged = rules[1].clone();
+    charged.limit = charged.limit.with_on_expiry(OnExpiry::Charge).unwrap();
+    let changed = [
+        rules[1].clone().ttl(HOUR),
+        rules[1].clone().hold("x_request_id"),
+        rules[1].clone().max_excess(51),
+        charged,
+    ];
+    for rule in changed {
+        let mut rules = rules.clone();
+        rules[1] = rule;
+        fingerprints.insert(shown(&rules).await["fingerprint"].to_string());
+    }
+    assert_eq!(fingerprints.len(), 5);
 }

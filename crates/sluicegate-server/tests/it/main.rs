@@ -13,6 +13,7 @@ mod grpc;
 mod grpc_connections;
 mod grpc_front;
 mod grpc_holds;
+mod hold_metrics;
 mod http;
 mod http_connections;
 mod http_holds;

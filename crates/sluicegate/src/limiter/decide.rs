@@ -13,7 +13,7 @@ use std::{
 
 use futures_util::future::join_all;
 use sluicegate_core::{
-    Algorithm, Cost, HoldAnswer, Operation, Outcome, Retry, Terms, Timestamp,
+    Algorithm, Cost, HoldAnswer, HoldOutcome, Operation, Outcome, Retry, Terms, Timestamp,
     step::{Admission, Mode, Share},
 };
 use smallvec::SmallVec;
@@ -373,7 +373,12 @@ impl PreparedCheck {
         match remote.decide(&self.check, deadline).await {
             Ok(shares) => {
                 for (position, share) in &shares.shares {
+                    let holds = &shares.holds;
+                    // the answer to a repeated hold has the usage of its first attempt
+                    let is_repeated =
+                        holds.get(*position).is_some_and(|hold| hold.outcome == HoldOutcome::Repeated);
                     if let (Some(at), Source::Store) = (shares.at, shares.source)
+                        && !is_repeated
                         && self.tiers[*position].on_store_failure == OnStoreFailure::Local
                     {
                         remote.record_for_fallback(&self.check.tiers()[*position], share, at);

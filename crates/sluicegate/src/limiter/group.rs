@@ -4,9 +4,9 @@
 //! charged once, with the largest cost. Refunds follow in a separate step, and only if the checks pass, so that a denied call
 //! changes nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
-use sluicegate_core::{Operation, Terms, step::Mode};
+use sluicegate_core::{HoldOutcome, Operation, Terms, step::Mode};
 use tokio::time::Instant;
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     backend::{Backend, Step},
-    check::{Check, CheckError, HoldCall, MAX_TIERS, Tier, Tiers},
+    check::{Check, CheckError, MAX_TIERS, Tier, Tiers},
     decision::{Decision, Source, TierDecision},
     key::HoldId,
     rules::{OnStoreFailure, RuleSet},
@@ -96,15 +96,20 @@ impl Limiter {
         let started = Instant::now();
         let mut is_held = hold.is_some();
         let decisions = match hold {
-            None => checks.decide(backend, None, deadline).await?,
+            None => checks.decide(backend, deadline).await?,
             Some(id) => match self.hold_jointly(&mut checks, id, deadline).await? {
-                GroupHold::Decided(decisions) => decisions,
+                GroupHold::Decided(decisions) => {
+                    // a settlement by the id would reach the store, too, where it may be that of another hold
+                    let is_made = decisions.holds.iter().any(|hold| hold.outcome == HoldOutcome::Held);
+                    is_held = is_made && decisions.failure.is_none();
+                    decisions
+                }
                 GroupHold::Known(in_flight) => {
                     is_held = false;
                     checks = JointCheck::of_checks(&rules, requests, |_| ConcurrencyRules::Skip)?;
                     checks.denials.extend(in_flight);
                     let deadline = backend.time_left(deadline, started.elapsed());
-                    checks.decide(backend, None, deadline).await?
+                    checks.decide(backend, deadline).await?
                 }
             },
         };
@@ -119,7 +124,7 @@ impl Limiter {
         } else {
             backend.time_left(self.deadline, started.elapsed())
         };
-        let refunded = match refunds.decide(backend, None, deadline).await {
+        let refunded = match refunds.decide(backend, deadline).await {
             // the checks are charged: a refund that fails denies nothing
             Err(Error::Store(failure)) => TierDecisions::none(Source::Open, Some(failure)),
             refunded => refunded?,
@@ -232,22 +237,28 @@ impl JointCheck {
         denied.collect()
     }
 
+    /// Returns the check of all counters; `None` if there are none, or a rule denies without counting.
+    pub(super) fn prepare(&mut self) -> Result<Option<PreparedCheck>, Error> {
+        let is_denied = self.denials.iter().any(|(_, tier)| tier.mode == Mode::Enforced);
+        if is_denied || self.tiers.is_empty() {
+            return Ok(None);
+        }
+        let check = Check::from_tiers(self.operation, mem::take(&mut self.tiers))?;
+        Ok(Some(PreparedCheck { check, tiers: mem::take(&mut self.infos) }))
+    }
+
+    /// Returns the decisions if there is no such check.
+    pub(super) fn without_counters(&self) -> TierDecisions {
+        TierDecisions::none(without_counters(!self.denials.is_empty()), None)
+    }
+
     /// Decides over all counters in one step, unless a rule denies without counting.
     pub(super) async fn decide(
         &mut self,
         backend: &Backend,
-        hold: Option<HoldCall>,
         deadline: Option<Duration>,
     ) -> Result<TierDecisions, Error> {
-        let is_denied = self.denials.iter().any(|(_, tier)| tier.mode == Mode::Enforced);
-        if is_denied || self.tiers.is_empty() {
-            return Ok(TierDecisions::none(without_counters(!self.denials.is_empty()), None));
-        }
-        let mut check = Check::from_tiers(self.operation, std::mem::take(&mut self.tiers))?;
-        if let Some(HoldCall { id, operation }) = hold {
-            check = check.with_hold(id, operation);
-        }
-        let mut prepared = PreparedCheck { check, tiers: std::mem::take(&mut self.infos) };
+        let Some(mut prepared) = self.prepare()? else { return Ok(self.without_counters()) };
         match backend.start(&prepared.check) {
             Step::Decided(shares) => Ok(prepared.decisions(shares)),
             Step::Remote(remote) => prepared.decide_remotely(remote, deadline).await,

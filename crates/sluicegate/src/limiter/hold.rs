@@ -219,8 +219,8 @@ impl<'a> HoldRequest<'a> {
     /// As [`Limiter::hold`].
     pub async fn decide(self) -> Result<HoldDecision, Error> {
         let Self { limiter, request, id, ttl } = self;
-        let has_own_id = id.is_some();
         let id = id.unwrap_or_else(HoldId::random);
+        let has_own_id = !id.is_random();
         let deadline = limiter.deadline.into_iter().chain(request.deadline).min();
         let mut matched = MatchedRules::default();
         matched.add(|| limiter.inner.rules.load(), &request, ConcurrencyRules::Apply)?;
@@ -246,7 +246,11 @@ impl<'a> HoldRequest<'a> {
                 let remote = Arc::clone(remote);
                 let deciding =
                     async move { unanswered.answered(prepared.decide_remotely(&remote, deadline).await?) };
-                if has_own_id { deciding.await } else { ReleasedIfDropped::new(limiter, deciding).await }
+                if has_own_id {
+                    deciding.await
+                } else {
+                    ReleasedIfDropped::new(limiter, deciding, |held| held.token).await
+                }
             }
         }
     }
@@ -288,6 +292,18 @@ impl TierDecisions {
     pub(super) fn held_tiers(&self, tiers: Vec<HeldTier>) -> Vec<HeldTier> {
         let tiers = tiers.into_iter().enumerate().filter(|(position, _)| self.may_hold(*position));
         tiers.map(|(_, tier)| tier).collect()
+    }
+
+    /// Returns the tiers of which an answer confirms that this request made the hold. An unanswered request with an untrusted id must not end
+    /// a hold of the same id.
+    pub(super) fn made_tiers(&self, tiers: Vec<HeldTier>) -> Vec<HeldTier> {
+        let tiers = tiers.into_iter().enumerate().filter(|(position, _)| self.has_made(*position));
+        tiers.map(|(_, tier)| tier).collect()
+    }
+
+    /// Whether an answer confirms that this request made the hold of a tier.
+    pub(super) fn has_made(&self, position: usize) -> bool {
+        self.holds.get(position).is_some_and(|hold| hold.outcome == HoldOutcome::Held)
     }
 
     /// Whether a tier has the hold, or may have it.

@@ -3,7 +3,7 @@
 //! Such ids may come from end clients. An id that is known therefore makes no second hold, and gets no first answer: the request is
 //! charged like a check, and denied by rules that count requests in flight.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sluicegate_core::{Cost, HoldOutcome, hold::DEFAULT_HOLD_TTL, step::Mode};
 
@@ -13,9 +13,11 @@ use super::{
     group::JointCheck,
     hold::Adjustment,
     hold_token::{HeldTier, HoldToken},
+    pending_hold::ReleasedIfDropped,
 };
 use crate::{
-    check::{HoldCall, HoldOperation},
+    backend::Step,
+    check::HoldOperation,
     decision::TierDecision,
     key::HoldId,
     labels::Labels,
@@ -26,7 +28,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelHold {
     id: HoldId,
-    /// The units of the rules with a window that name the label, each once.
+    /// The units of the rules with a window that name the label, each once; `requests` only if there are no others.
     units: Vec<Unit>,
 }
 
@@ -37,7 +39,7 @@ impl LabelHold {
     }
 
     /// Returns the costs of a request that has only one number: its cost in the units of the rules that name the label, besides one
-    /// request. Without such units, it is the number of requests.
+    /// request. If they count nothing but requests, it is the number of requests.
     ///
     /// # Errors
     /// If there are too many units.
@@ -85,6 +87,9 @@ impl Limiter {
                 units.push(rule.unit.clone());
             }
         }
+        if units.len() > 1 {
+            units.retain(|unit| **unit != *DEFAULT_UNIT);
+        }
         Some(LabelHold { id, units })
     }
 
@@ -94,7 +99,7 @@ impl Limiter {
     /// A rule that counts requests in flight counts the request once, times its own cost; those that match only requests that
     /// [skip](Request::skip_concurrency) them are left out. The charges of these requests stay as they are.
     ///
-    /// The id is not trusted. If one of the counters knows it, nothing is held: the request is charged like a check, or denied if an enforced
+    /// The id is not trusted. If it is known to one of the counters, nothing is held: the request is charged like a check, or denied if an enforced
     /// rule counts requests in flight.
     ///
     /// # Errors
@@ -103,9 +108,9 @@ impl Limiter {
         self.decide_group(requests, Some(id)).await
     }
 
-    /// Replaces the estimate of the hold whose id the labels carry, exactly once: for the rules that match the labels and [name a
-    /// label](Rule::hold) by the actual cost, in the unit of each rule; for the others, and without an actual cost, the estimate stays.
-    /// Rules that count requests in flight no longer count it.
+    /// Replaces the estimate of the hold whose id the labels carry, exactly once: by the actual cost, in the units of
+    /// [`LabelHold::costs`], for the rules that match the labels and [name a label](Rule::hold). For other rules and units, and without an
+    /// actual cost, the estimate stays. Rules that count requests in flight no longer count it.
     ///
     /// # Errors
     /// When the store does not answer and too many operations wait for it.
@@ -132,7 +137,7 @@ impl Limiter {
         actual: Option<Cost>,
         max_excess: Option<u64>,
     ) -> Result<Settlement, Error> {
-        let Some(LabelHold { id, .. }) = self.label_hold(labels) else {
+        let Some(LabelHold { id, units: settled }) = self.label_hold(labels) else {
             return Ok(Settlement::of(Vec::new(), SettleOutcome::Unknown));
         };
         let mut matched = MatchedRules::default();
@@ -140,11 +145,11 @@ impl Limiter {
         matched.add(|| self.inner.rules.load(), &request, ConcurrencyRules::Apply)?;
         let tiers = matched.tiers.iter().zip(&matched.infos).map(|(tier, info)| HeldTier::new(tier, info));
         let token = HoldToken { id, tiers: tiers.collect() };
-        let units = |factor: Cost| {
-            let product = actual?.units().checked_mul(factor.units());
+        let units = matched.infos.iter().map(|info| {
+            let actual = actual.filter(|_| info.names_hold && settled.contains(&info.unit))?;
+            let product = actual.units().checked_mul(info.factor.units());
             Some(product.and_then(|units| Cost::new(units).ok()).unwrap_or(Cost::MAX))
-        };
-        let units = matched.infos.iter().map(|info| if info.names_hold { units(info.factor) } else { None });
+        });
         let units: Vec<Option<Cost>> = units.collect();
         self.adjust_hold(&token, Adjustment::SettleTiers { units: &units, max_excess }).await
     }
@@ -160,8 +165,21 @@ impl Limiter {
         let tiers = checks.tiers.iter().zip(&checks.infos);
         let held: Vec<HeldTier> = tiers.map(|(tier, info)| HeldTier::new(tier, info)).collect();
         let in_flight = checks.denials_in_flight();
-        let hold = HoldCall { id: id.clone(), operation: HoldOperation::HoldNew { ttl } };
-        let decisions = checks.decide(&self.inner.backend, Some(hold), deadline).await?;
+        let Some(mut prepared) = checks.prepare()? else {
+            return Ok(GroupHold::Decided(checks.without_counters()));
+        };
+        prepared.check = prepared.check.with_hold(id.clone(), HoldOperation::HoldNew { ttl });
+        let decisions = match self.inner.backend.start(&prepared.check) {
+            Step::Decided(shares) => prepared.decisions(shares),
+            Step::Remote(remote) => {
+                let (remote, id, held) = (Arc::clone(remote), id.clone(), held.clone());
+                let deciding = async move { prepared.decide_remotely(&remote, deadline).await };
+                // Envoy sends no call at the end of a stream that ended before this one was answered
+                let token =
+                    move |decisions: TierDecisions| Some(HoldToken { id, tiers: decisions.made_tiers(held) });
+                ReleasedIfDropped::new(self, deciding, token).await?
+            }
+        };
         let holds = &decisions.holds;
         self.inner.holds.record_hold(holds);
         if let Some(full) = holds.iter().position(|hold| hold.outcome == HoldOutcome::Full) {
@@ -172,10 +190,10 @@ impl Limiter {
             decisions.tiers.iter().all(|tier| tier.mode == Mode::Shadow || tier.outcome.is_allowed());
         let token = |tiers| HoldToken { id, tiers };
         if is_known || !is_allowed {
-            // a part was made on another slot of a Cluster, or the store did not answer and may have made it
-            self.release_later(token(decisions.held_tiers(held)));
+            // a part was made on another slot of a Cluster. If the store did not answer, the hold expires: its id may be that of another one
+            self.release_later(token(decisions.made_tiers(held)));
         } else {
-            let ends = |position: usize| !checks.has_hold(position) && decisions.may_hold(position);
+            let ends = |position: usize| !checks.has_hold(position) && decisions.has_made(position);
             let tiers = held.into_iter().enumerate().filter(|(position, _)| ends(*position));
             self.keep_later(token(tiers.map(|(_, tier)| tier).collect()));
         }

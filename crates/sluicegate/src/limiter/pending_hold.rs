@@ -8,7 +8,9 @@ use std::{
 
 use tokio::runtime::Handle;
 
-use super::{Error, HoldDecision, Limiter, decide::TierDecisions, hold::held_decision, hold_token::HeldTier};
+use super::{
+    Error, HoldDecision, HoldToken, Limiter, decide::TierDecisions, hold::held_decision, hold_token::HeldTier,
+};
 use crate::{
     decision::TierDecision,
     key::HoldId,
@@ -29,37 +31,50 @@ impl UnansweredHold {
     pub(super) fn answered(self, decisions: TierDecisions) -> Result<HoldDecision, Error> {
         let Self { limiter, id, ttl, held, denials } = self;
         limiter.inner.holds.record_hold(&decisions.holds);
-        let is_ambiguous = matches!(decisions.failure, Some(StoreError::Ambiguous(_)));
+        let may_exist = matches!(decisions.failure, Some(StoreError::Ambiguous(_))) && id.is_random();
         let mut held = held_decision(id, ttl, held, decisions, denials)?;
         if !held.decision.is_allowed()
             && let Some(token) = held.token.take()
-            && is_ambiguous
+            && may_exist
         {
-            // the failure policy denied, but the store may have the hold
+            // the failure policy denied, but the store may have the hold. A caller may repeat its own id: then the release would end
+            // the new hold, so the first one expires instead
             limiter.release_later(token);
         }
         Ok(held)
     }
 }
 
-/// A hold in flight whose id nobody else has. If the caller is dropped, for example because its client disconnected, the hold is completed
-/// in the background and released; otherwise it would count until it expires.
-pub(super) struct ReleasedIfDropped<'a> {
+/// A hold in flight whose id only its caller could use. If the caller is dropped, for example because its client disconnected, the hold is
+/// completed in the background and released; otherwise it would count until it expires.
+pub(super) struct ReleasedIfDropped<'a, T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static>
+{
     limiter: &'a Limiter,
-    deciding: Option<BoxFuture<'static, Result<HoldDecision, Error>>>,
+    deciding: Option<BoxFuture<'static, Result<T, Error>>>,
+    /// Returns the token of a hold that was made.
+    token: Option<F>,
 }
 
-impl<'a> ReleasedIfDropped<'a> {
+impl<'a, T, F> ReleasedIfDropped<'a, T, F>
+where
+    T: Send + 'static,
+    F: FnOnce(T) -> Option<HoldToken> + Send + 'static,
+{
     pub(super) fn new(
         limiter: &'a Limiter,
-        deciding: impl Future<Output = Result<HoldDecision, Error>> + Send + 'static,
+        deciding: impl Future<Output = Result<T, Error>> + Send + 'static,
+        token: F,
     ) -> Self {
-        Self { limiter, deciding: Some(Box::pin(deciding)) }
+        Self { limiter, deciding: Some(Box::pin(deciding)), token: Some(token) }
     }
 }
 
-impl Future for ReleasedIfDropped<'_> {
-    type Output = Result<HoldDecision, Error>;
+impl<T, F> Future for ReleasedIfDropped<'_, T, F>
+where
+    T: Send + 'static,
+    F: FnOnce(T) -> Option<HoldToken> + Send + Unpin + 'static,
+{
+    type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // taken, so that a hold that panics is not polled again
@@ -72,14 +87,16 @@ impl Future for ReleasedIfDropped<'_> {
     }
 }
 
-impl Drop for ReleasedIfDropped<'_> {
+impl<T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static> Drop
+    for ReleasedIfDropped<'_, T, F>
+{
     fn drop(&mut self) {
-        if let Some(deciding) = self.deciding.take()
+        if let (Some(deciding), Some(token)) = (self.deciding.take(), self.token.take())
             && let Ok(runtime) = Handle::try_current()
         {
             let limiter = self.limiter.clone();
             runtime.spawn(async move {
-                if let Ok(HoldDecision { token: Some(token), .. }) = deciding.await {
+                if let Some(token) = deciding.await.ok().and_then(token) {
                     limiter.release_later(token);
                 }
             });

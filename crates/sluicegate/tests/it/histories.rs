@@ -7,6 +7,7 @@ use sluicegate_testkit::{
     cluster::Cluster,
     delay_proxy::DelayProxy,
     history::{Plan, assert_agrees_with_model},
+    hold_history::{assert_holds_agree_with_model, assert_holds_agree_with_model_on},
     lease_history::assert_leases_agree_with_model,
     sentinel::{NAME, Sentinels},
     server::{Flavor, Server},
@@ -70,6 +71,61 @@ async fn leases_agree_with_the_model_on_every_server() {
             assert_leases_agree_with_model(&store, &clock, &[algorithm], seed, 1_200).await;
         }
         assert_leases_agree_with_model(&store, &clock, &Algorithm::WINDOWED, seed + 50, 1_200).await;
+    }
+}
+
+#[tokio::test]
+async fn holds_on_memory_agree_with_the_model() {
+    for (seed, algorithm) in (1_000..).zip(Algorithm::ALL) {
+        let clock = ManualClock::new(Timestamp::default());
+        let store = MemoryStore::new().with_clock(clock.clone());
+        assert_holds_agree_with_model(store, &clock, &Plan::new(&[algorithm], seed)).await;
+    }
+    let clock = ManualClock::new(Timestamp::default());
+    let store = MemoryStore::new().with_clock(clock.clone());
+    assert_holds_agree_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 1_050)).await;
+}
+
+async fn holds_agree(flavor: Flavor, algorithms: &[Algorithm], seed: u64) {
+    let server = Server::start(flavor);
+    let clock = ManualClock::new(Timestamp::default());
+    let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
+    assert_holds_agree_with_model(store, &clock, &Plan::new(algorithms, seed)).await;
+}
+
+#[tokio::test]
+async fn holds_on_redis_7_agree_with_the_model() {
+    for (seed, algorithm) in (1_100..).zip(Algorithm::ALL) {
+        holds_agree(Flavor::Redis7, &[algorithm], seed).await;
+    }
+}
+
+#[tokio::test]
+async fn holds_on_every_server_agree_with_the_model_on_mixed_algorithms() {
+    for (seed, flavor) in (1_200..).zip(Flavor::ALL) {
+        holds_agree(flavor, &Algorithm::ALL, seed).await;
+    }
+}
+
+#[tokio::test]
+async fn holds_behind_sentinels_agree_with_the_model() {
+    let sentinels = Sentinels::start(Flavor::Redis7);
+    let url = format!("redis-sentinel://{}/{NAME}", addresses(sentinels.sentinels()));
+    let clock = ManualClock::new(Timestamp::default());
+    let store = RedisStore::connect(&url).await.unwrap().with_clock(clock.clone());
+    assert_holds_agree_with_model(store, &clock, &Plan::new(&Algorithm::ALL, 1_300).steps(3_000)).await;
+}
+
+/// Most of these holds have tiers on several nodes.
+#[tokio::test]
+async fn holds_on_every_cluster_agree_with_the_model() {
+    for (seed, flavor) in (1_400..).zip(Flavor::ALL) {
+        let cluster = Cluster::start(flavor);
+        let clock = ManualClock::new(Timestamp::default());
+        let url = format!("redis-cluster://{}", addresses(cluster.nodes()));
+        let store = RedisStore::connect(&url).await.unwrap().with_clock(clock.clone());
+        let plan = Plan::new(&Algorithm::ALL, seed).one_at_a_time().steps(4_000);
+        assert_holds_agree_with_model_on(&cluster, store, &clock, &plan).await;
     }
 }
 

@@ -10,6 +10,7 @@ mod connection;
 mod group;
 mod histories;
 mod hold_rules;
+mod label_holds;
 mod lease_simulation;
 mod leases;
 mod limiter;

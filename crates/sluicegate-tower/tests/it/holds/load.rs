@@ -46,7 +46,10 @@ impl Drop for Counted {
 }
 
 /// How a request ends.
-const ENDS: [&str; 6] = ["complete", "fail", "panic", "cancel", "disconnect", "disconnect-early"];
+const ENDS: [&str; 7] =
+    ["complete", "fail", "panic", "cancel", "disconnect", "disconnect-early", "disconnect-anywhere"];
+/// A client that disconnects anywhere is polled at most this often.
+const MOST_POLLS: usize = 40;
 
 /// The state of the server.
 struct Served {
@@ -62,7 +65,7 @@ async fn handler(served: Arc<Served>, caller: usize, actual: ActualCosts) -> Bod
     let end = end_of(caller);
     match end {
         "panic" => panic!("a handler of this test panics"),
-        "disconnect-early" => std::future::pending().await,
+        "disconnect-early" | "disconnect-anywhere" => std::future::pending().await,
         "cancel" => actual.cancel(),
         _ => actual.set("tokens", 1),
     }
@@ -87,15 +90,18 @@ async fn call(server: SocketAddr, caller: usize, served: Arc<Served>) -> &'stati
     let end = end_of(caller);
     let path = format!("/{caller}");
     let request = pin!(try_fetch(server, &path));
-    let answer = if end == "disconnect-early" {
-        let started = pin!(served.started[caller].acquire());
-        match select(request, started).await {
-            Either::Left((answer, _)) => answer,
-            Either::Right(_) => return end,
+    let disconnected = pin!(async {
+        match end {
+            "disconnect-early" => served.started[caller].acquire().await.unwrap().forget(),
+            "disconnect-anywhere" => {
+                for _ in 0..caller % MOST_POLLS {
+                    tokio::task::yield_now().await;
+                }
+            }
+            _ => std::future::pending().await,
         }
-    } else {
-        request.await
-    };
+    });
+    let Either::Left((answer, _)) = select(request, disconnected).await else { return end };
     let Ok(mut response) = answer else {
         assert_eq!(end, "panic");
         return end;

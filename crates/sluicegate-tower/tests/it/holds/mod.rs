@@ -111,7 +111,7 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-/// Sends a request on a connection of its own.
+/// Sends a request on a new connection.
 async fn fetch(server: SocketAddr, path: &str) -> Response<Incoming> {
     try_fetch(server, path).await.unwrap()
 }

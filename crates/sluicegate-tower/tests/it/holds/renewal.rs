@@ -80,7 +80,7 @@ async fn a_hold_on_redis_is_renewed_until_the_body_ends() {
             peeked.retry_after().unwrap()
         };
         clock.advance(ttl / 2);
-        // the store's clock stands still: only a renewal moves the expiry
+        // the store's clock is paused: only a renewal moves the expiry
         wait::until_async("the hold is renewed", wait::PATIENCE, || async { retry_after().await == ttl })
             .await;
         stream.send("a");

@@ -10,25 +10,21 @@
 local decide_held, save_hold_indexes
 
 if has_holds then
-  local NOT_HELD, MADE, REPEATED, RENEWED, SETTLED, ALREADY, LATE, UNKNOWN, CONFLICT, FULL = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
-  local SETTLE, RENEW, TAKE_BACK, HOLD_NEW = 4, 5, 6, 7
-  local KEEP, RELEASE = 4, 8 -- bits of the flags
-  local RETENTION, MAX_LIVE, MAX_RELEASED = 60000000, 100000, '16'
-  local HOLD, HOLD_BYTES, MEMBER, MEMBER_BYTES = '<BBddddddd', 58, '<Bdd', 17
-  local RECORD_BYTES = 48
-  local RESULT = '<BI4ddd'
   -- The records by key, and the indexes that have changed: the key of the counter and its limit.
   local records, changed_indexes = {}, {}
 
   -- Returns the record of a hold; nil if the id is not known, false if it cannot be read.
   local function record_of(key)
     local record = records[key]
+    if stored[key] == nil then -- the fast path has written it
+      stored[key] = call('GET', KEYS[key])
+    end
     if record ~= nil or not stored[key] then
       return record
     end
     local raw = stored[key]
     records[key] = false
-    if #raw ~= HOLD_BYTES + LIMIT_BYTES + RECORD_BYTES then
+    if #raw ~= HOLD_BYTES + LIMIT_BYTES + ANSWER_BYTES then
       return false
     end
     local is_settled, releases
@@ -38,9 +34,7 @@ if has_holds then
       unpack_from(HOLD, raw)
     local limit = record.limit
     if not (are_stored(record.units, record.at, record.expires, record.known_until, record.charged) and record.excess >= 0
-      and record.touched >= 0
-      and define[limit.code] and are_stored(limit.amount, limit.window, limit.capacity, limit.phase, limit.units)
-      and limit.micros > 0 and (limit.window > 0 or limit.code == CONCURRENCY)) then
+      and record.touched >= 0 and define[limit.code] and is_stored_limit(limit)) then
       return false
     end
     set_algorithm(limit)
@@ -315,8 +309,9 @@ if has_holds then
   local function adjust_hold(group, first, tier, record)
     local place, id, operation = first + tier, group.ids[first], group.operation
     local key, index, record_key = group.fields[place], group.indexes[place], group.records[place]
-    -- a later attempt to make the hold keeps it
-    local is_kept = operation == TAKE_BACK and record and (record.is_settled or record.touched > group.time)
+    -- a later attempt to make the hold keeps it, and so does its expiry before the denial
+    local is_kept = operation == TAKE_BACK and record
+      and (record.is_settled or record.touched > group.time or record.expires <= group.time)
     if not record or is_kept then
       return reply(NO_ANSWER, UNKNOWN)
     elseif record.is_settled then
