@@ -260,7 +260,7 @@ fn conditions_text(rule: &Rule) -> String {
 fn unused_labels(config: &Config) -> impl Iterator<Item = String> {
     let mut named: HashSet<&str> = HashSet::new();
     for rule in &config.rules {
-        named.extend(rule.per.iter().map(|label| &**label));
+        named.extend(rule.per.iter().chain(&rule.hold).map(|label| &**label));
         let overrides = rule.overrides.iter().map(|other| &other.when);
         for condition in overrides.chain([&rule.when, &rule.unless]) {
             named.extend(condition.pairs().map(|(label, _)| label));

@@ -19,7 +19,7 @@ use super::{DOCTOR_PAGE, Diagnosis, REDIS_PAGE, diagnose, doctor, documented_use
 const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(1);
 
-/// A limiter with two units in flight, and ten units in a year that expired holds give back.
+/// A limiter with two units in flight, and ten units in a year that are refunded when holds expire.
 async fn limiter(url: &str) -> Limiter {
     let year = Duration::from_secs(365 * 24 * 60 * 60);
     let refunded = Limit::fixed_window(10, year).unwrap().with_on_expiry(OnExpiry::Release).unwrap();

@@ -295,7 +295,9 @@ fn a_rule_that_proxies_skip_is_a_warning() {
     let warning =
         "rule \"in-flight\": forward-auth and Envoy calls without the id of a hold skip this rule: set hold";
     assert!(checked.code == Some(1) && checked.out.contains(warning), "{checked:?}");
-    home.write("sluicegate.toml", format!("{rule}hold = \"request_id\"\n"));
+    // a label that only carries ids is in use
+    let labels = "[labels]\nrequest_id = { header = \"x-request-id\" }\n";
+    home.write("sluicegate.toml", format!("{rule}hold = \"request_id\"\n{labels}"));
     assert_eq!(run(&mut sluicegate(&["rules", "check", &file(&home)])).code, Some(0));
 }
 
