@@ -10,7 +10,7 @@ use crate::{fronts::TowerAppVariant, network::Kind, stats::Target};
 #[derive(Debug, Parser)]
 #[command(about)]
 pub struct Args {
-    /// Rounds per contestant; at least 7 for leases and where a target is 1.3 or less
+    /// Rounds per contestant; at least 7 for leases, holds and where a target is 1.3 or less
     #[arg(long, global = true, default_value_t = 5)]
     pub rounds: usize,
     /// At most three shorter rounds, without the contestants in other processes: about two minutes
@@ -29,7 +29,8 @@ pub struct Args {
     #[arg(long, global = true, conflicts_with = "write")]
     pub solo: Option<String>,
     /// Write benchmarks.md, benchmarks/redis.svg and benchmarks/figures.json into this directory, or
-    /// the page of the task: benchmarks-fronts.md, benchmarks-leases.md, benchmarks-network.md, benchmarks-outage.md
+    /// the page of the task: benchmarks-fronts.md, benchmarks-holds.md, benchmarks-leases.md, benchmarks-network.md,
+    /// benchmarks-outage.md
     #[arg(long, global = true)]
     pub write: Option<PathBuf>,
     /// Task to run instead of all tables
@@ -57,6 +58,12 @@ pub enum Task {
     /// Compare limits with leases with a hand-written limiter and with limits without leases
     Leases {
         /// Earlier revision to compare limits without leases with; scripts/bench builds it
+        #[arg(long, value_name = "REVISION")]
+        before: Option<String>,
+    },
+    /// Compare holds with a hand-written limiter, and limits without holds with an earlier revision
+    Holds {
+        /// Earlier revision to compare limits without holds with; scripts/bench builds it
         #[arg(long, value_name = "REVISION")]
         before: Option<String>,
     },

@@ -6,6 +6,7 @@
 mod args;
 mod drive;
 mod fronts;
+mod holds;
 mod leases;
 mod local;
 mod machine;
@@ -44,6 +45,10 @@ fn main() -> Result<()> {
         Some(Task::Leases { before }) => {
             let report = runtime()?.block_on(leases::run(&args, before.as_deref()))?;
             show(&args, &report, Report::write_leases)
+        }
+        Some(Task::Holds { before }) => {
+            let report = runtime()?.block_on(holds::run(&args, before.as_deref()))?;
+            show(&args, &report, Report::write_holds)
         }
         Some(Task::LeasesClient { job }) => runtime()?.block_on(leases::client(job)),
         Some(Task::DelayProxy { upstream }) => network::serve_proxy(*upstream),

@@ -1,6 +1,10 @@
 //! Limits without leases, compared with an earlier revision: two builds of this program run the same tables.
 
-use std::{env, ffi::OsString, path::PathBuf, process::Command};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, ensure};
 
@@ -26,10 +30,7 @@ type Figures = [(f64, f64); TABLES.len()];
 
 /// Fills the table.
 pub fn table(effort: Effort, revision: &str, progress: &Progress) -> Result<Table> {
-    let earlier = env::var_os(EARLIER_BUILD).with_context(|| {
-        format!("--before needs {EARLIER_BUILD}, the path of the earlier build: use scripts/bench")
-    })?;
-    let programs = [PathBuf::from(earlier), env::current_exe()?];
+    let programs = programs()?;
     let names = [format!("revision {revision}"), "this revision".to_owned()];
     let rounds = effort.rounds * TURNS;
     let part = progress.begin(NAME, rounds * programs.len());
@@ -37,7 +38,7 @@ pub fn table(effort: Effort, revision: &str, progress: &Progress) -> Result<Tabl
     for round in 0..rounds {
         for place in effort.rotated(programs.len(), round) {
             part.at(round, &names[place]);
-            figures[place].push(measure(programs[place].clone().into_os_string())?);
+            figures[place].push(measure(&programs[place])?);
         }
     }
     let (mut rows, mut ratios) = (Vec::new(), Vec::new());
@@ -76,8 +77,16 @@ pub fn table(effort: Effort, revision: &str, progress: &Progress) -> Result<Tabl
     })
 }
 
-fn measure(program: OsString) -> Result<Figures> {
-    let output = Command::new(&program)
+/// Returns the paths of the earlier build and of this one.
+pub fn programs() -> Result<[PathBuf; 2]> {
+    let earlier = env::var_os(EARLIER_BUILD).with_context(|| {
+        format!("--before needs {EARLIER_BUILD}, the path of the earlier build: use scripts/bench")
+    })?;
+    Ok([PathBuf::from(earlier), env::current_exe()?])
+}
+
+fn measure(program: &Path) -> Result<Figures> {
+    let output = Command::new(program)
         .args(["--quick", "--rounds", "1", "--json", "--solo", OURS, "--only", &TABLES.join(",")])
         .output()
         .with_context(|| format!("cannot run {}", program.display()))?;

@@ -4,7 +4,7 @@
 //! therefore a number of decisions on a new key. For what is not measured, see [`report`](crate::report).
 
 mod above;
-mod before;
+pub mod before;
 mod contestants;
 mod hot;
 mod processes;
@@ -44,13 +44,13 @@ const TABLES: [&str; 6] =
 
 /// Number and length of the turns.
 #[derive(Clone, Copy, Debug)]
-struct Effort {
-    rounds: usize,
-    is_quick: bool,
+pub struct Effort {
+    pub rounds: usize,
+    pub is_quick: bool,
 }
 
 impl Effort {
-    fn new(args: &Args) -> Self {
+    pub fn new(args: &Args) -> Self {
         const ROUNDS: usize = 7;
         const QUICK_ROUNDS: usize = 3;
         let rounds = if args.quick { args.rounds.clamp(1, QUICK_ROUNDS) } else { args.rounds.max(ROUNDS) };
@@ -58,7 +58,7 @@ impl Effort {
     }
 
     /// The places of the contestants in a round: each round begins with another one.
-    fn rotated(self, count: usize, round: usize) -> impl Iterator<Item = usize> {
+    pub fn rotated(self, count: usize, round: usize) -> impl Iterator<Item = usize> {
         (0..count).map(move |turn| (turn + round) % count)
     }
 }

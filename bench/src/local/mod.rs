@@ -7,7 +7,7 @@ mod quota;
 #[cfg(feature = "throttlecrab")]
 mod throttlecrab;
 
-use std::process::Command;
+use std::{env, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 
@@ -130,9 +130,20 @@ fn what(keys: usize) -> String {
 
 fn measure(contestant: &str, keys: usize, threads: usize, effort: Effort) -> Result<Measured> {
     let millis = effort.measured.as_millis() / 2;
+    measure_with(&env::current_exe()?, contestant, keys, threads, millis)
+}
+
+/// Measures a contestant of a build of this program.
+pub fn measure_with(
+    program: &Path,
+    contestant: &str,
+    keys: usize,
+    threads: usize,
+    millis: u128,
+) -> Result<Measured> {
     let output = Command::new("timeout")
         .arg(CHILD_TIMEOUT_S.to_string())
-        .arg(std::env::current_exe()?)
+        .arg(program)
         .args(["in-process", contestant, &keys.to_string(), &threads.to_string(), &millis.to_string()])
         .output()?;
     ensure!(

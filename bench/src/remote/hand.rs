@@ -70,9 +70,7 @@ impl Hand {
     }
 
     async fn new(url: &str, source: &str, form: Form) -> Result<Self> {
-        let tcp = TcpSettings::default().set_nodelay(true);
-        let info = url.into_connection_info()?.set_tcp_settings(tcp);
-        let connection = redis::Client::open(info)?.get_connection_manager().await?;
+        let connection = connect(url).await?;
         let script = Script::new(source);
         script.load_async(&mut connection.clone()).await?;
         Ok(Self { connection, script: Arc::new(script), form })
@@ -108,6 +106,13 @@ impl Hand {
         let (passes, _wait): (u8, i64) = call.invoke_async(&mut self.connection.clone()).await?;
         Ok(passes == 1)
     }
+}
+
+/// Opens a multiplexed connection that reconnects.
+pub async fn connect(url: &str) -> Result<ConnectionManager> {
+    let tcp = TcpSettings::default().set_nodelay(true);
+    let info = url.into_connection_info()?.set_tcp_settings(tcp);
+    Ok(redis::Client::open(info)?.get_connection_manager().await?)
 }
 
 /// Returns the Redis key of the hand-written limiter.

@@ -1,6 +1,7 @@
 //! Output of a run: tables for a terminal, pages and charts for the documentation.
 
 mod fronts;
+mod holds;
 mod leases;
 mod markdown;
 mod network;
@@ -56,6 +57,15 @@ impl Report {
         fs::create_dir_all(&figures)?;
         fs::write(figures.join("leases.json"), serde_json::to_string_pretty(self)? + "\n")?;
         fs::write(directory.join("benchmarks-leases.md"), leases::page(self))?;
+        Ok(())
+    }
+
+    /// Writes the page of `holds` and its figures into `directory`.
+    pub fn write_holds(&self, directory: &Path) -> Result<()> {
+        let figures = directory.join("benchmarks");
+        fs::create_dir_all(&figures)?;
+        fs::write(figures.join("holds.json"), serde_json::to_string_pretty(self)? + "\n")?;
+        fs::write(directory.join("benchmarks-holds.md"), holds::page(self))?;
         Ok(())
     }
 

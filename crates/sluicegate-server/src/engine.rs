@@ -246,7 +246,7 @@ impl Engine {
         match &decided {
             Ok(group) => {
                 trace::record(&span, &group.overall);
-                observation.decided_group(requests, group, || self.inner.limiter.rules());
+                observation.decided_group(Call::CHECK, requests, group, || self.inner.limiter.rules());
             }
             Err(error) => observation.failed(Call::Decide(Operation::Check), error),
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sluicegate::{
-    Override, Rule,
+    Limit, Override, Rule,
     calendar::{Anchor, Calendar, Weekday, Zone},
     config::values::Keywords,
     duration,
@@ -93,7 +93,7 @@ pub struct RuleView {
     /// `release` if the units of expired holds are refunded. Absent for `concurrency`, which always does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_expiry: Option<&'static str>,
-    /// The most units that settling a hold charges beyond its estimate, if that is not the capacity.
+    /// The most units that settling a hold charges beyond its estimate, if it was set. Otherwise it is the capacity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_excess: Option<u64>,
     /// The label that carries the ids of holds.
@@ -162,7 +162,7 @@ impl From<&Rule> for RuleView {
             lease_for: rule.lease_for.map(duration::text),
             ttl: rule.ttl.map(duration::text),
             on_expiry: is_release.then(|| limit.on_expiry().keyword()),
-            max_excess: Some(limit.max_excess()).filter(|units| has_window && *units != limit.capacity()),
+            max_excess: Some(limit.max_excess()).filter(|_| has_window && has_own_max_excess(limit)),
             hold: rule.hold.as_deref().map(str::to_owned),
             shadow: rule.shadow,
             overdraft: rule.overdraft,
@@ -173,6 +173,11 @@ impl From<&Rule> for RuleView {
             overrides: rule.overrides.len(),
         }
     }
+}
+
+/// Whether the bound of the excess was set: then it does not follow an override of the amount.
+fn has_own_max_excess(limit: &Limit) -> bool {
+    *limit == limit.with_max_excess(limit.max_excess())
 }
 
 impl From<&Override> for OverrideView {

@@ -242,15 +242,16 @@ impl Observation<'_> {
         self.record(request, observed, &active_rules);
     }
 
-    /// Records the decision of several requests that are allowed together or not at all.
+    /// Records the decision of several requests that are allowed together or not at all, by a check or a hold.
     pub fn decided_group(
         &self,
+        call: Call,
         requests: &[Request<'_>],
         group: &GroupDecision,
         active_rules: impl Fn() -> Arc<RuleSet>,
     ) {
         let GroupDecision { overall, each, .. } = group;
-        self.observer.requests.count(Call::CHECK, outcome::of_request(overall));
+        self.observer.requests.count(call, outcome::of_request(overall));
         self.observer.sources.count(overall.source);
         let is_allowed = overall.is_allowed();
         for (request, decision) in requests.iter().zip(each) {

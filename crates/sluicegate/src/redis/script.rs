@@ -34,6 +34,7 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("lua/fast/sliding_log.lua"),
     include_str!("lua/lease.lua"),
     include_str!("lua/hold_groups.lua"),
+    include_str!("lua/fast/hold.lua"),
     include_str!("lua/fast/checks.lua"),
     include_str!("lua/arithmetic.lua"),
     include_str!("lua/fixed_window.lua"),
@@ -227,10 +228,13 @@ pub(super) fn encode(prefix: &str, checks: &[Check], times: CallTimes) -> Result
         };
         planned.push(PlannedCheck { index, check, indexes: own, path });
     }
-    // checks of the fast bucket path share no key with other checks, so their order does not matter
+    // the order of checks that share no key with other checks does not matter
     planned.sort_by_key(|planned| match planned.path {
-        GroupPath::FastBucket => planned.indexes[0].limit,
-        GroupPath::Any | GroupPath::Leased | GroupPath::Held => usize::MAX,
+        GroupPath::FastBucket => (0, planned.indexes[0].limit),
+        GroupPath::Held if planned.indexes.iter().all(|index| keys.uses[index.key] == 1) => {
+            (1, usize::from(operation_code(planned.check)))
+        }
+        GroupPath::Any | GroupPath::Leased | GroupPath::Held => (2, 0),
     });
 
     let mut plan = Vec::with_capacity(32 + checks.len() * 4 + tiers * 2);
@@ -266,7 +270,17 @@ impl PlannedCheck<'_> {
             && terms_of(self.check) == terms_of(other.check)
             && self.check.operation() == other.check.operation()
             && own.len() == others.len()
-            && own.iter().zip(others).all(|(own, other)| own.terms == other.terms)
+            && own.iter().zip(others).all(|(own, other)| self.has_terms_like(&own.terms, &other.terms))
+    }
+}
+
+impl PlannedCheck<'_> {
+    /// Returns whether the terms of two tiers can be in one group. Each hold of a group has its own costs.
+    fn has_terms_like(&self, own: &Terms, other: &Terms) -> bool {
+        match self.path {
+            GroupPath::Held => *own == Terms { cost: own.cost, ..*other },
+            _ => own == other,
+        }
     }
 }
 
@@ -314,6 +328,7 @@ fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
     }
     for (tier, index) in first.check.tiers().iter().zip(first.indexes) {
         push_terms(plan, &tier.terms, 0, index);
+        push_number(plan, tier.terms.cost.units());
         if first.path == GroupPath::Leased {
             let lease = tier.terms.limit.lease();
             push_number(plan, lease.map_or(0, Lease::units));
@@ -338,13 +353,12 @@ fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
     }
 }
 
-/// Writes the flags, the limit and the cost of a tier.
+/// Writes the flags and the limit of a tier.
 fn push_terms(plan: &mut Vec<u8>, terms: &Terms, flags: u8, index: &TierIndexes) {
     let shadow = if terms.mode == Mode::Shadow { SHADOW } else { 0 };
     let overdraft = if terms.admission == Admission::Overdraft { OVERDRAFT } else { 0 };
     plan.push(flags + shadow + overdraft);
     push_index(plan, index.limit + 1);
-    push_number(plan, terms.cost.units());
 }
 
 /// Writes the tiers and the checks of a group with holds.
@@ -365,8 +379,8 @@ fn push_held_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
         plan.extend(excess.map_or(NONE, exact).to_le_bytes());
     }
     let ttl = match operation {
-        Some(HoldOperation::Hold { ttl } | HoldOperation::Renew { ttl }) => ttl,
-        _ => Duration::ZERO,
+        Some(HoldOperation::Renew { ttl }) => ttl,
+        other => other.and_then(HoldOperation::new_ttl).unwrap_or(Duration::ZERO),
     };
     for planned in group {
         plan.extend(planned.check.count().to_le_bytes());
@@ -374,7 +388,8 @@ fn push_held_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
         let id = planned.check.hold().map_or("", |hold| hold.id.as_str());
         push_index(plan, id.len());
         plan.extend(id.as_bytes());
-        for index in planned.indexes {
+        for (tier, index) in planned.check.tiers().iter().zip(planned.indexes) {
+            push_number(plan, tier.terms.cost.units());
             push_index(plan, index.key + 1);
             push_optional_index(plan, index.holds);
             push_optional_index(plan, index.hold);
@@ -674,6 +689,7 @@ fn operation_code(check: &Check) -> u8 {
         (Some(HoldOperation::Settle { .. }), _) => 4,
         (Some(HoldOperation::Renew { .. }), _) => 5,
         (Some(HoldOperation::TakeBack { .. }), _) => 6,
+        (Some(HoldOperation::HoldNew { .. }), _) => 7,
         (Some(HoldOperation::Hold { .. }) | None, Operation::Check) => 0,
         (_, Operation::Peek) => 1,
         (_, Operation::Charge) => 2,

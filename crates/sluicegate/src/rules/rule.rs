@@ -6,7 +6,12 @@ use sluicegate_core::{Cost, Limit};
 
 #[cfg(feature = "calendar")]
 use super::calendar_override::CalendarOverride;
-use super::{condition::Condition, costs::Unit, lease::LeaseSize, pattern::Pattern};
+use super::{
+    condition::Condition,
+    costs::{Costs, DEFAULT_UNIT, Unit},
+    lease::LeaseSize,
+    pattern::Pattern,
+};
 #[cfg(feature = "calendar")]
 use crate::calendar::{Anchor, CalendarUnit, Zone};
 
@@ -279,6 +284,16 @@ impl Rule {
     pub fn lease_for(mut self, lifetime: Duration) -> Self {
         self.lease_for = Some(lifetime);
         self
+    }
+
+    /// Returns the cost of a request in the unit of this rule. A rule that counts requests in flight counts 1 for a request whose costs do not
+    /// name `requests`: a hold of tokens is one request in flight.
+    pub fn cost_of(&self, costs: &Costs) -> Cost {
+        let is_in_flight = !self.limit.algorithm().properties().has_window && *self.unit == *DEFAULT_UNIT;
+        if is_in_flight && costs.iter().all(|(unit, _)| unit != DEFAULT_UNIT) {
+            return Cost::ONE;
+        }
+        costs.of(&self.unit)
     }
 
     /// Sets the time until a hold expires.

@@ -26,6 +26,8 @@ pub struct RuleSet {
     entries: Vec<Entry>,
     index: MatchIndex,
     positions: HashMap<Arc<str>, usize>,
+    /// The labels that carry the ids of holds, each once.
+    hold_labels: Vec<Box<str>>,
 }
 
 /// A rule with its derived data.
@@ -115,6 +117,9 @@ impl RuleSet {
         check_all(&mut rules)?;
         let index = MatchIndex::new(rules.iter().map(required_pairs));
         let positions = rules.iter().enumerate().map(|(at, rule)| (Arc::clone(&rule.name), at)).collect();
+        let mut hold_labels: Vec<Box<str>> = rules.iter().filter_map(|rule| rule.hold.clone()).collect();
+        hold_labels.sort_unstable();
+        hold_labels.dedup();
         let entries = rules
             .into_iter()
             .map(|rule| Entry {
@@ -123,7 +128,7 @@ impl RuleSet {
                 rule,
             })
             .collect();
-        Ok(Self { entries, index, positions })
+        Ok(Self { entries, index, positions, hold_labels })
     }
 
     /// Returns all rules that apply to a request, in order.
@@ -145,6 +150,11 @@ impl RuleSet {
             }
         }
         Ok(applied)
+    }
+
+    /// Whether these labels include one that carries the id of a hold for some rule, which need not match.
+    pub(crate) fn may_hold(&self, labels: &Labels) -> bool {
+        self.hold_labels.iter().any(|label| labels.get(label).is_some())
     }
 
     /// Returns the rules, in order.
@@ -300,7 +310,7 @@ impl Entry {
 
     fn cost(&self, resolved: &Resolved, costs: &Costs) -> Result<Cost, MatchError> {
         let rule = &self.rule;
-        let (cost, factor) = (costs.of(&rule.unit), resolved.factor);
+        let (cost, factor) = (rule.cost_of(costs), resolved.factor);
         match cost.units().checked_mul(factor.units()).map(Cost::new) {
             Some(Ok(product)) => Ok(product),
             // a shadow rule never causes an error; this cost exceeds every capacity, so the rule reports that it would deny

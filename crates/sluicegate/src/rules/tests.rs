@@ -485,3 +485,21 @@ fn calendar_settings_without_a_calendar_window_are_rejected() {
         "{staggered}"
     );
 }
+
+#[test]
+fn a_hold_of_other_units_is_one_request_in_flight() {
+    let in_flight = Limit::concurrency(3).unwrap();
+    let rules = set([Rule::new("in-flight", in_flight), Rule::new("streams", in_flight).unit("streams")]);
+    let costs_of = |costs: &[(&str, u64)]| -> Vec<u64> {
+        let costs = costs.iter().map(|(unit, cost)| (*unit, Cost::new(*cost).unwrap()));
+        let applied = rules.matching(&Labels::default(), &Costs::new(costs).unwrap()).unwrap();
+        let cost = |applied: &Applied<'_>| match &applied.effect {
+            Effect::Limit { cost, .. } => cost.units(),
+            denied => panic!("{denied:?}"),
+        };
+        applied.iter().map(cost).collect()
+    };
+    assert_eq!(costs_of(&[("tokens", 500)]), [1, 0]);
+    assert_eq!(costs_of(&[("tokens", 500), ("requests", 2)]), [2, 0]);
+    assert_eq!(costs_of(&[("tokens", 500), ("requests", 0), ("streams", 1)]), [0, 1]);
+}

@@ -51,6 +51,8 @@ pages! {
     rules: "docs/rules.md",
     configuration: "docs/configuration.md",
     leases: "docs/leases.md",
+    budgets: "docs/budgets.md",
+    in_flight: "docs/in-flight.md",
     simulate: "docs/simulate.md",
     http: "docs/http.md",
     forward_auth: "docs/forward-auth.md",

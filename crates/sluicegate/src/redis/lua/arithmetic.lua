@@ -12,14 +12,6 @@
 --   save(key, state, limit)       writes the state
 local define = {}
 
-local MAX_EXACT = 2 ^ 53 - 1
-
--- Returns whether the script can have stored these five numbers.
-local function are_stored(a, b, c, d, e)
-  return a >= 0 and a <= MAX_STORED and b >= 0 and b <= MAX_STORED and c >= 0 and c <= MAX_STORED and d >= 0
-    and d <= MAX_STORED and e >= 0 and e <= MAX_TTL_END and a % 1 + b % 1 + c % 1 + d % 1 + e % 1 == 0
-end
-
 -- Returns a * b as high * 2^52 + low.
 local function multiply(a, b)
   local HALF, LIMB = 2 ^ 26, 2 ^ 52

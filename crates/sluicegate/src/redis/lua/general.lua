@@ -48,18 +48,16 @@ local function retry(state, limit, cost, overdraft)
   return max_used < 0 and -1 or limit.algorithm.wait(state, limit, max_used)
 end
 
-local RECORD = '<I4I4ddddd'
-
 local function packed_answer(state, limit, passed, charged, wait, leased)
   local reset, spare = limit.algorithm.reset(state, limit)
-  return pack(RECORD, passed, charged, limit.capacity - state.used, wait, reset, spare, leased)
+  return pack(ANSWER, passed, charged, limit.capacity - state.used, wait, reset, spare, leased)
 end
 
 local function answer(state, limit, passed, charged, wait, leased)
   replies[#replies + 1] = packed_answer(state, limit, passed, charged, wait, leased)
 end
 
-local NO_ANSWER, UNREADABLE = pack(RECORD, 0, 0, 0, 0, 0, 0, 0), pack(RECORD, 0, 0, 0, -2, 0, 0, 0)
+local UNREADABLE = pack(ANSWER, 0, 0, 0, -2, 0, 0, 0)
 
 -- Answers a check that is not decided, because the state of a tier cannot be read.
 local function answer_unreadable(group, first)

@@ -10,25 +10,21 @@
 local decide_held, save_hold_indexes
 
 if has_holds then
-  local NOT_HELD, MADE, REPEATED, RENEWED, SETTLED, ALREADY, LATE, UNKNOWN, CONFLICT, FULL = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
-  local SETTLE, RENEW, TAKE_BACK = 4, 5, 6
-  local KEEP, RELEASE = 4, 8 -- bits of the flags
-  local RETENTION, MAX_LIVE, MAX_RELEASED = 60000000, 100000, '16'
-  local HOLD, HOLD_BYTES, MEMBER, MEMBER_BYTES = '<BBddddddd', 58, '<Bdd', 17
-  local RECORD_BYTES = 48
-  local RESULT = '<BI4ddd'
   -- The records by key, and the indexes that have changed: the key of the counter and its limit.
   local records, changed_indexes = {}, {}
 
   -- Returns the record of a hold; nil if the id is not known, false if it cannot be read.
   local function record_of(key)
     local record = records[key]
+    if stored[key] == nil then -- the fast path has written it
+      stored[key] = call('GET', KEYS[key])
+    end
     if record ~= nil or not stored[key] then
       return record
     end
     local raw = stored[key]
     records[key] = false
-    if #raw ~= HOLD_BYTES + LIMIT_BYTES + RECORD_BYTES then
+    if #raw ~= HOLD_BYTES + LIMIT_BYTES + ANSWER_BYTES then
       return false
     end
     local is_settled, releases
@@ -38,9 +34,7 @@ if has_holds then
       unpack_from(HOLD, raw)
     local limit = record.limit
     if not (are_stored(record.units, record.at, record.expires, record.known_until, record.charged) and record.excess >= 0
-      and record.touched >= 0
-      and define[limit.code] and are_stored(limit.amount, limit.window, limit.capacity, limit.phase, limit.units)
-      and limit.micros > 0 and (limit.window > 0 or limit.code == CONCURRENCY)) then
+      and record.touched >= 0 and define[limit.code] and is_stored_limit(limit)) then
       return false
     end
     set_algorithm(limit)
@@ -158,9 +152,10 @@ if has_holds then
     end
   end
 
-  -- Returns whether a record is that of a live hold with this cost.
-  local function is_repeated(record, cost)
-    return not record.is_settled and record.expires > now and record.units == cost
+  -- Returns whether a hold repeats the live one of a record. One whose id must be new never does.
+  local function is_repeated(group, tier, record)
+    return group.operation ~= HOLD_NEW and not record.is_settled and record.expires > now
+      and record.units == group.costs[tier]
   end
 
   -- Answers a hold that conflicts with another one of the same id.
@@ -169,7 +164,7 @@ if has_holds then
       local record = known[tier]
       if not record then
         reply(NO_ANSWER, NOT_HELD)
-      elseif is_repeated(record, group.costs[tier]) then
+      elseif is_repeated(group, tier, record) then
         reply(record.answer, REPEATED, record)
       else
         reply(NO_ANSWER, CONFLICT, record)
@@ -243,7 +238,7 @@ if has_holds then
   -- Decides a check, or a hold, at the counters that do not know it yet. If they admit it, it is complete; otherwise it is taken back where it
   -- is known.
   local function decide_unknown(group, first, count, known)
-    local is_check, passes, released, full, is_full = group.operation == CHECK, {}, {}, {}, false
+    local is_check, passes, released, full, is_full = group.operation ~= PEEK, {}, {}, {}, false
     local granted = is_check and count or 0
     for tier = 1, group.tiers do
       if not known[tier] then
@@ -280,7 +275,7 @@ if has_holds then
         unreadable[tier] = record == false
       end
       known[tier], is_unreadable = record, is_unreadable or unreadable[tier]
-      has_conflict = has_conflict or (record and not is_repeated(record, group.costs[tier]))
+      has_conflict = has_conflict or (record and not is_repeated(group, tier, record))
     end
     if is_unreadable then
       reply_unreadable(unreadable)
@@ -362,7 +357,7 @@ if has_holds then
   end
 
   function decide_held(group, first, count)
-    if group.operation <= PEEK then
+    if group.operation <= PEEK or group.operation == HOLD_NEW then
       hold(group, first, count)
     else
       adjust(group, first)

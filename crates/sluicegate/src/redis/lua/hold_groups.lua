@@ -1,26 +1,44 @@
 
--- Reads a group with holds. Its `fields` have the same layout as those of other groups; `ttls` and `ids` have the values of each
--- check, and `indexes` and `records` the keys of each tier, by the same positions.
+-- Holds: the format of their records, indexes and answers (see hold.lua), the bounds, and the groups of the plan.
+local NOT_HELD, MADE, REPEATED, RENEWED, SETTLED, ALREADY, LATE, UNKNOWN, CONFLICT, FULL = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
+local SETTLE, RENEW, TAKE_BACK, HOLD_NEW = 4, 5, 6, 7
+local KEEP, RELEASE = 4, 8 -- bits of the flags
+local RETENTION, MAX_LIVE, MAX_RELEASED = 60000000, 100000, '16'
+local HOLD, HOLD_BYTES, MEMBER, MEMBER_BYTES = '<BBddddddd', 58, '<Bdd', 17
+local RESULT = '<BI4ddd'
+
+-- Returns whether the script can have stored this limit.
+local function is_stored_limit(limit)
+  return are_stored(limit.amount, limit.window, limit.capacity, limit.phase, limit.units) and limit.micros > 0
+    and (limit.window > 0 or limit.code == CONCURRENCY)
+end
+
+-- Reads the tiers of a group with holds. Its checks begin at `position`.
 local function read_held_group(group, position)
-  group.excess, group.limit_texts, group.fields = {}, {}, {}
-  group.ttls, group.ids, group.indexes, group.records = {}, {}, {}, {}
-  local tiers, fields, limit, length = group.tiers, group.fields, nil, nil
+  local limit
+  group.excess, group.limit_texts = {}, {}
   position = position + 4
-  for tier = 1, tiers do
-    group.flags[tier], limit, group.costs[tier], group.excess[tier], position = unpack_from('<BHdd', plan, position)
+  for tier = 1, group.tiers do
+    group.flags[tier], limit, group.excess[tier], position = unpack_from(TIER, plan, position)
     group.terms[tier] = limits[limit]
     group.limit_texts[tier] = string.sub(ARGV[2], (limit - 1) * LIMIT_BYTES + 1, limit * LIMIT_BYTES)
   end
-  for _ = 1, group.checks do
-    local first = #fields + 1
-    fields[first], group.ttls[first], length, position = unpack_from('<I4dH', plan, position)
-    group.ids[first] = string.sub(plan, position, position + length - 1)
-    position = position + length
-    for place = first + 1, first + tiers do
-      fields[place], group.indexes[place], group.records[place], position = unpack_from('<HHH', plan, position)
-      if group.indexes[place] == 0 then
-        group.indexes[place] = fields[place]
-      end
+  group.position = position
+end
+
+-- Reads a check of a group with holds, in the place of the one before. Its `fields` have the same layout as those of other groups;
+-- `indexes` and `records` have the keys of each tier by the same positions.
+local function read_held_check(group, position)
+  local fields, indexes, records = {}, {}, {}
+  local count, ttl, id
+  count, ttl, id, position = unpack_from('<I4dHc0', plan, position)
+  for tier = 1, group.tiers do
+    local place = 1 + tier
+    group.costs[tier], fields[place], indexes[place], records[place], position = unpack_from('<dHHH', plan, position)
+    if indexes[place] == 0 then
+      indexes[place] = fields[place]
     end
   end
+  fields[1] = count
+  group.fields, group.indexes, group.records, group.ttls, group.ids = fields, indexes, records, { ttl }, { id }
 end

@@ -10,17 +10,19 @@
 --          fixed window that follows a calendar has the code 5, the longest period as its window, and instead of the last
 --          three numbers the start and the end of a period and the end of the next one
 -- ARGV[3]  the checks in order, in groups that differ only in counts and keys. A group is
---            '<BBBHd'  operation (0 check, 1 peek, 2 charge, 3 refund; with holds also 4 settle, 5 renew, 6 take back); path (0 any,
---                      1 the fast bucket path: checks of one small token bucket each, which no other check of the batch uses,
---                      2 with leases, 3 with holds); number of tiers; number of checks; time of the charge to refund (-1: the
---                      newest). To take back a hold: the last time at which it may have been made or repeated
+--            '<BBBHd'  operation (0 check, 1 peek, 2 charge, 3 refund; with holds also 4 settle, 5 renew, 6 take back, 7 check with an id
+--                      that must not be known); path (0 any, 1 the fast bucket path: checks of one small token bucket each, which no
+--                      other check of the batch uses, 2 with leases, 3 with holds); number of tiers; number of checks; time of the
+--                      charge to refund (-1: the newest). To take back a hold: the last time at which it may have been made or repeated
 --            '<I4'     with holds: number of bytes of the group that follow
---            '<BHd'    for each tier: flags (1 shadow, 2 overdraft, 4 keep the estimate, 8 release expired holds), index of the limit, cost
---            '<d'      with holds, after each tier: the most units that are charged beyond an estimate
+--            '<BHd'    for each tier: flags (1 shadow, 2 overdraft, 4 keep the estimate, 8 release expired holds), index of the limit,
+--                      cost; with holds, in the place of the cost: the most units that are charged beyond an estimate (for a
+--                      settlement: -1 if the bound of the hold applies)
 --            '<dd'     with leases, after each tier: the most units that may be leased, and how long its record counts them
 --            '<I4'     for each check: number of identical requests
 --            '<dH'     with holds, after it: time until the hold expires, length of its id (0: not a hold); then the id
 --            '<I4'     with leases, after it: further requests to charge in advance; for a refund: leased units that were spent
+--            '<d'      with holds, before each of the following: the cost of the tier
 --            '<H'      for each tier of the check: index of the key
 --            '<H'      with leases, after each of them: index of the lease record (0: the limit has no lease)
 --            '<HH'     with holds, after each of them: index of the index of holds (0: a concurrency counter, which is one), index of the
@@ -52,10 +54,14 @@ if #ARGV == 0 then
   return call('SETRANGE', KEYS[1], '0', '')
 end
 
+local MAX_EXACT = 2 ^ 53 - 1
 -- How much longer than needed a TTL may be, and how much is added for an injected clock.
 local TTL_SLACK_US, INJECTED_TTL_MS = 10000000, 3600000
 -- Stored numbers are at most this. The end of a TTL may exceed it by a clock reading.
 local MAX_STORED, MAX_TTL_END = 2 ^ 53, 2 ^ 54
+-- The answer of a tier at the end of the reply.
+local ANSWER, ANSWER_BYTES = '<I4I4ddddd', 48
+local NO_ANSWER = pack(ANSWER, 0, 0, 0, 0, 0, 0, 0)
 -- The header and the slots of a sliding log. Its totals wrap around at `LOG_WRAP`. Every log has fewer slots than `MAX_LOG_SLOTS`.
 local LOG_HEADER, LOG_HEADER_BYTES, LOG_HEADER_END = '<ddddddddd', 72, '71'
 local SLOT, SLOT_BYTES, LOG_WRAP, MAX_LOG_SLOTS = '<I7I3', 10, 2 ^ 24, 2 ^ 20
@@ -75,6 +81,12 @@ if #ARGV[1] > HEADER_BYTES then
   if now < first or now >= past then
     return pack('<Bd', 3, now)
   end
+end
+
+-- Returns whether the script can have stored these five numbers.
+local function are_stored(a, b, c, d, e)
+  return a >= 0 and a <= MAX_STORED and b >= 0 and b <= MAX_STORED and c >= 0 and c <= MAX_STORED and d >= 0
+    and d <= MAX_STORED and e >= 0 and e <= MAX_TTL_END and a % 1 + b % 1 + c % 1 + d % 1 + e % 1 == 0
 end
 
 -- Returns the new expiry time of a key whose units count for `needed` more microseconds, and its TTL as text for PX. Returns

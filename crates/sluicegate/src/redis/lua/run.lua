@@ -3,8 +3,17 @@
 table.sort(remaining, function(one, other)
   return one.group < other.group or (one.group == other.group and one.first < other.first)
 end)
+local sent = 0 -- answers of the fast path
 for _, check in ipairs(remaining) do
   local group, first = groups[check.group], check.first
+  while sent < (check.after or 0) do
+    sent = sent + 1
+    replies[#replies + 1] = held_answers[sent]
+  end
+  if group.path == HELD then
+    read_held_check(group, check.position)
+    first = 1
+  end
   local count = group.fields[first]
   if group.path == HELD then
     decide_held(group, first, count)
@@ -25,4 +34,4 @@ if has_holds then
   save_hold_indexes()
 end
 
-return reply_header .. table.concat(replies)
+return reply_header .. table.concat(replies) .. table.concat(held_answers, '', sent + 1)

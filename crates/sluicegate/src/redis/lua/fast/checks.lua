@@ -1,9 +1,7 @@
 
--- Decides checks on the fast path and leaves the others to the general path: operations other than check and peek, holds, shadow and
+-- Decides checks on the fast path and leaves the others to the general path: operations other than check, peek, hold and settle, shadow and
 -- overdraft tiers, large numbers, changed limits, and denials by anything but a token bucket without leases, whose level alone
 -- determines the retry time. Once a check of a key is left to the general path, so are the later ones, so that they are decided in order.
-local CHECK, PEEK = 0, 1
-
 -- Reads the groups from the plan. `fields` holds the count and the keys of each check.
 local groups = {}
 for group_number, start in pairs(group_starts) do
@@ -23,15 +21,14 @@ for group_number, start in pairs(group_starts) do
   groups[group_number] = group
 end
 
--- By key: the level (false: left to the general path), its limit, and the level to write.
-local levels, limit_of, changed = {}, {}, {}
-
 for group_number = 1, group_count do
   local group = groups[group_number]
-  if group and group.path ~= FAST_BUCKET then
+  if group and group.path == HELD then
+    decide_held_group(group_number, group)
+  elseif group and group.path ~= FAST_BUCKET then
     local operation, tiers, terms, fields = group.operation, group.tiers, group.terms, group.fields
     local is_leased = group.path == LEASED
-    local is_fast, only_buckets = operation <= PEEK and group.path ~= HELD, true
+    local is_fast, only_buckets = operation <= PEEK, true
     local request_parts, answers, free = {}, {}, {}
     for tier = 1, tiers do
       local limit, cost = terms[tier], group.costs[tier]
@@ -76,7 +73,7 @@ for group_number = 1, group_count do
 
       answers[first] = passed
       if passed < 0 then
-        remaining[#remaining + 1] = { group = group_number, first = first }
+        remaining[#remaining + 1] = { group = group_number, first = first, after = #held_answers }
         for tier = 1, tiers do
           answers[first + tier], levels[fields[first + tier]] = 0, false
         end
@@ -98,9 +95,13 @@ for key, level in pairs(changed) do
   write[limit.code](key, limit, level)
 end
 
+if has_holds then
+  save_held()
+end
+
 if #remaining == 0 then
   if has_leases then
     save_lease_records()
   end
-  return reply_header .. table.concat(replies)
+  return reply_header .. table.concat(replies) .. table.concat(held_answers)
 end

@@ -1,13 +1,13 @@
 
--- fixed-window: the level is the count. See ../fixed_window.lua.
+-- fixed-window: the level is the count; `extra` is the level if only refunds have changed it, which keep the time of the last charge. See ../fixed_window.lua.
 local FIXED_WINDOW, FIXED_WINDOW_BYTES = 1, 40
 
-if is_used[FIXED_WINDOW] then
-  local function window_end(limit)
-    local window = limit.window
-    return now + window - (now + window - limit.phase) % window
-  end
+local function window_end(limit)
+  local window = limit.window
+  return now + window - (now + window - limit.phase) % window
+end
 
+if is_used[FIXED_WINDOW] then
   read[FIXED_WINDOW] = function(key, limit)
     local raw = stored[key]
     if not raw then
@@ -30,12 +30,12 @@ if is_used[FIXED_WINDOW] then
   end
 
   write[FIXED_WINDOW] = function(key, limit, level)
-    local ends = window_end(limit)
+    local ends, last = window_end(limit), extra[key] == level and unpack_from('<d', stored[key]) or now
     local ttl_until, millis = renewed_ttl(stored_ttl[key] or 0, limit.window, limit.window)
     if ttl_until then
-      call('SET', KEYS[key], pack('<ddddd', now, ends, level, limit.window, ttl_until), 'PX', millis)
+      call('SET', KEYS[key], pack('<ddddd', last, ends, level, limit.window, ttl_until), 'PX', millis)
     else
-      call('SETRANGE', KEYS[key], '0', pack('<ddd', now, ends, level))
+      call('SETRANGE', KEYS[key], '0', pack('<ddd', last, ends, level))
     end
   end
 end

@@ -9,6 +9,7 @@
 --   write[code](key, limit, level)  writes the counter that was read, with another level
 local TOKEN_BUCKET, CALENDAR_WINDOW, CONCURRENCY = 3, 5, 6
 local read, write = {}, {}
+local CHECK, PEEK = 0, 1
 
 -- Reads a limit. A counter is exhausted at the level `ceiling`; a unit has `unit` parts.
 local function read_limit(text, at)
@@ -36,5 +37,7 @@ if is_used[CALENDAR_WINDOW] then
   end
 end
 
+-- By key: the level (false: left to the general path), its limit, and the level to write.
+local levels, limit_of, changed = {}, {}, {}
 -- By key: the expiry time of the key, and further values that are needed to write it.
 local stored_ttl, extra = {}, {}
