@@ -164,6 +164,17 @@ def test_a_hold_that_the_policy_denies_is_released(connect, fake):
     assert (server.paths[2], server.requests[2]["id"]) == ("/v1/release", "request-2")
 
 
+def test_a_hold_whose_server_stops_may_have_been_made(connect, fake):
+    def stop(server, connection):
+        server.read_request(connection)
+        server.kill()
+
+    hold = connect(fake(stop).url).hold(LABELS)
+    assert hold.decision.source == "open"
+    # The first request may have arrived, although the second was not sent.
+    assert hold.settle(1).outcome == "queued"
+
+
 def test_a_hold_that_was_not_sent_is_not_settled(connect, fake):
     server = fake(HoldServer())
     server.kill()
@@ -433,6 +444,7 @@ def test_a_settlement_that_is_cancelled_is_delivered_in_the_background(fake):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
+        await wait_for_requests(server, 4)
         hanging.set()
 
     run_in_loop(server, use)
