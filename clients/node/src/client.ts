@@ -2,17 +2,20 @@
  * The client: operations, deadlines, the circuit breaker and the failure policy.
  */
 
-import * as net from "node:net";
-import * as tls from "node:tls";
 import { type Batch, CheckBatcher, isBatchable } from "./check-batcher.js";
 import { type Admission, CircuitBreaker, MAX_BACKOFF_MS } from "./circuit-breaker.js";
+import { DEFAULT_URL, parseUrl, type TlsOptions, tlsSettings, validToken } from "./client-settings.js";
 import { type Decision, readDecision } from "./decision.js";
 import { consoleReporter, type ErrorHandler, report } from "./error-reporter.js";
 import { ConfigurationError, InvalidRequestError, SluicegateError, UnavailableError } from "./errors.js";
 import { decideByPolicy, type FailurePolicy, type PolicyCall, validPolicy } from "./failure-policy.js";
+import { type Hold, useHold } from "./hold.js";
+import { HoldCalls, type HoldOperation, type HoldOptions } from "./hold-calls.js";
+import { type HoldReference, referenceBody, releaseOf, renewalOf, settlementOf } from "./hold-request.js";
 import type { HttpResponse } from "./http1.js";
 import {
   type ChargeRequest,
+  type Cost,
   MAX_CHECKS,
   type RefundRequest,
   type Request,
@@ -29,9 +32,9 @@ import {
   readResponse,
   readResults,
 } from "./response.js";
+import type { Settlement } from "./settlement.js";
 import { type Call, Transport } from "./transport.js";
 
-const DEFAULT_URL = "http://127.0.0.1:8080";
 const DEFAULT_DEADLINE_MS = 100;
 const MAX_DEADLINE_MS = 60_000;
 const DEFAULT_MAX_CONNECTIONS = 64;
@@ -43,11 +46,8 @@ const MAX_NETWORK_MS = 10;
 /** The largest response in bytes: to a single decision, and to several checks or an explanation. */
 const MAX_RESPONSE_BYTES = { decision: 256 * 1024, large: 16 * 1024 * 1024 };
 
-/** Certificates and keys in PEM format. */
-export type Pem = string | Buffer | Array<string | Buffer>;
-
 /** The settings of a client. */
-export interface ClientOptions {
+export interface ClientOptions extends TlsOptions {
   /** The address of the server; `http://127.0.0.1:8080` by default. */
   url?: string | URL;
   /** The token that is sent as `Authorization: Bearer …`. */
@@ -60,14 +60,6 @@ export interface ClientOptions {
   onError?: ErrorHandler;
   /** The most connections to the server; 64 by default. */
   maxConnections?: number;
-  /** The certificate authorities that sign the server's certificate; those of Node by default. */
-  ca?: Pem;
-  /** The client certificate, for a server that requires one. */
-  cert?: Pem;
-  /** The key of the client certificate. */
-  key?: Pem;
-  /** The name in the server's certificate, if it differs from the host of the URL. */
-  servername?: string;
 }
 
 /** The settings of one call. */
@@ -95,6 +87,14 @@ export class Client {
   readonly #transport: Transport;
   readonly #breaker = new CircuitBreaker();
   readonly #batcher = new CheckBatcher((batch) => this.#sendBatch(batch));
+  readonly #holds = new HoldCalls({
+    callWithBreaker: (operation, options) =>
+      this.#callOfHold(operation, options, this.#breaker.admit(performance.now())),
+    callAlways: (operation, options) => this.#callOfHold(operation, options, "normal"),
+    decideDespite: (error, request, options) =>
+      this.decideLocally("check", request, this.#hidden(error, options), options.onFailure),
+    report: (error) => report(this.onError, error),
+  });
   readonly #deadlineMs: number;
   readonly #onFailure: FailurePolicy;
 
@@ -151,6 +151,63 @@ export class Client {
       const reported = this.#hidden(error, options);
       return requests.map((request) => this.decideLocally("check", request, reported, options.onFailure));
     }
+  }
+
+  /**
+   * Decides a request with an estimated cost, and holds it until the actual cost is known. Rules with the algorithm `concurrency`
+   * need a hold. If the server does not answer in time, the failure policy decides.
+   *
+   * ```js
+   * await using hold = await client.hold({ labels: { tenant: "acme" }, cost: { tokens: 500 } });
+   * ```
+   *
+   * @throws InvalidRequestError, AuthenticationError
+   */
+  hold(request: Request, options: HoldOptions = {}): Promise<Hold> {
+    return this.#holds.hold(request, options);
+  }
+
+  /**
+   * Holds a request while a function runs, also if the request is denied: see `hold.allowed`. The hold is renewed while the function
+   * runs. Then `actualCost` is settled; if it is not set, an exception releases the hold, and a result settles the estimate.
+   * An `AbortError` settles the estimate, because a client could otherwise avoid every charge by disconnecting.
+   */
+  withHold<T>(request: Request, use: (hold: Hold) => T | Promise<T>): Promise<T>;
+  withHold<T>(request: Request, options: HoldOptions, use: (hold: Hold) => T | Promise<T>): Promise<T>;
+  async withHold<T>(
+    request: Request,
+    ...rest: [use: (hold: Hold) => T | Promise<T>] | [options: HoldOptions, use: (hold: Hold) => T | Promise<T>]
+  ): Promise<T> {
+    const [options, use] = rest.length === 1 ? [{}, rest[0]] : rest;
+    return useHold(await this.hold(request, options), use);
+  }
+
+  /**
+   * Replaces the estimate of a hold by the actual cost, once. A unit that is not named keeps its estimate. If the server is
+   * unavailable, the call is repeated in the background, and the outcome is `queued`.
+   *
+   * @throws SluicegateError
+   */
+  async settle(hold: HoldReference & { cost: Cost }, options: CallOptions = {}): Promise<Settlement> {
+    return this.#holds.adjust(settlementOf(referenceBody(hold), hold.cost), options);
+  }
+
+  /**
+   * Refunds the estimate of a hold. If the server is unavailable, the call is repeated in the background.
+   *
+   * @throws SluicegateError
+   */
+  async release(hold: HoldReference, options: CallOptions = {}): Promise<Settlement> {
+    return this.#holds.adjust(releaseOf(referenceBody(hold)), options);
+  }
+
+  /**
+   * Moves the expiry of a hold to `ttlMs` from now, if that is later.
+   *
+   * @throws SluicegateError
+   */
+  async renew(hold: HoldReference & { ttlMs: number }, options: CallOptions = {}): Promise<Settlement> {
+    return this.#holds.adjust(renewalOf(referenceBody(hold), hold.ttlMs), options);
   }
 
   /**
@@ -281,6 +338,24 @@ export class Client {
     }
   }
 
+  /**
+   * Sends an idempotent call of a hold. Any response is a success of the server: it can reject holds of one counter with a 503,
+   * because that has too many.
+   */
+  async #callOfHold<T>(operation: HoldOperation<T>, options: CallOptions, admission: Admission): Promise<T> {
+    if (admission === "rejected") throw circuitOpen(this.#breaker.lastError);
+    let response: HttpResponse;
+    try {
+      response = await this.#transport.sendTwice(this.#prepare({ ...operation, size: "decision" }, options));
+    } catch (error) {
+      if (error instanceof UnavailableError) this.#failed(admission, error);
+      else this.#breaker.cancelled(admission);
+      throw error;
+    }
+    this.#breaker.succeeded();
+    return readResponse(response, operation.path, operation.read);
+  }
+
   /** Sends a call that no failure policy can replace, also while the circuit breaker is open. */
   async #callAlways<T>(operation: Operation<T>, options: CallOptions): Promise<T> {
     const call = this.#prepare(operation, options);
@@ -356,63 +431,4 @@ function validDeadline(deadlineMs: number): number {
     throw new ConfigurationError(`deadlineMs ${deadlineMs} is out of range: use 1 to ${MAX_DEADLINE_MS}`);
   }
   return deadlineMs;
-}
-
-function validToken(token: string | undefined): string | undefined {
-  if (token !== undefined && !/^[\x21-\x7e]+$/.test(token)) {
-    throw new ConfigurationError("token has characters that a header cannot have: remove spaces and line breaks");
-  }
-  return token;
-}
-
-function parseUrl(url: string | URL): URL {
-  let parsed: URL;
-  try {
-    parsed = new URL(url);
-  } catch (cause) {
-    throw new ConfigurationError(`url ${JSON.stringify(url)} is invalid: use for example ${DEFAULT_URL}`, cause);
-  }
-  if (parsed.protocol !== "http:" && parsed.protocol !== "https:") {
-    throw new ConfigurationError(`url has the protocol ${parsed.protocol} which is not supported: use http: or https:`);
-  }
-  if (parsed.username !== "" || parsed.password !== "") {
-    throw new ConfigurationError("url has a user name or password: use the setting token");
-  }
-  return parsed;
-}
-
-/** Reads certificates and keys once, for all connections. */
-function secureContext(material: {
-  ca: Pem | undefined;
-  cert: Pem | undefined;
-  key: Pem | undefined;
-}): tls.SecureContext {
-  try {
-    return tls.createSecureContext(material);
-  } catch (cause) {
-    const reason = cause instanceof Error ? cause.message : String(cause);
-    throw new ConfigurationError(
-      `ca, cert or key is invalid (${reason}): pass certificates and keys in PEM format`,
-      cause,
-    );
-  }
-}
-
-function tlsSettings(url: URL, { ca, cert, key, servername }: ClientOptions): tls.ConnectionOptions | null {
-  const given = Object.entries({ ca, cert, key, servername }).filter(([, value]) => value !== undefined);
-  if (url.protocol === "https:") {
-    const host = url.hostname.replace(/^\[|\]$/g, "");
-    // a server name must not be an address
-    const name = net.isIP(host) === 0 ? { servername: host } : {};
-    return {
-      ...name,
-      ...(servername === undefined ? {} : { servername }),
-      secureContext: secureContext({ ca, cert, key }),
-    };
-  }
-  if (given.length > 0) {
-    const names = given.map(([name]) => name).join(", ");
-    throw new ConfigurationError(`${names} need TLS: use a url that starts with https:`);
-  }
-  return null;
 }

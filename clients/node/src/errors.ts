@@ -7,6 +7,8 @@ export type ErrorCode =
   | "configuration"
   | "invalid_request"
   | "unknown_rule"
+  | "needs_hold"
+  | "hold_conflict"
   | "authentication"
   | "unavailable"
   | "deadline"
@@ -46,7 +48,10 @@ export class ConfigurationError extends SluicegateError {
 
 /** The request is invalid: the server rejects it, and nothing was charged. */
 export class InvalidRequestError extends SluicegateError {
-  constructor(message: string, code: "invalid_request" | "unknown_rule" = "invalid_request") {
+  constructor(
+    message: string,
+    code: "invalid_request" | "unknown_rule" | "needs_hold" | "hold_conflict" = "invalid_request",
+  ) {
     super(code, message);
   }
 }
@@ -55,6 +60,13 @@ export class InvalidRequestError extends SluicegateError {
 export class UnknownRuleError extends InvalidRequestError {
   constructor(message: string) {
     super(message, "unknown_rule");
+  }
+}
+
+/** The id belongs to a hold with another cost, or to one that has ended; nothing was charged. */
+export class HoldConflictError extends InvalidRequestError {
+  constructor(message: string) {
+    super(message, "hold_conflict");
   }
 }
 

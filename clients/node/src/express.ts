@@ -6,7 +6,7 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Decision } from "./decision.js";
 import { denialResponse, denialStatus, type PlainResponse, rejectionResponse } from "./denial.js";
 import { type CommonOptions, type MaybePromise, RequestLimiter } from "./middleware.js";
-import { setDecision } from "./request-decision.js";
+import { setDecision, setHold } from "./request-decision.js";
 import { addHeaders, afterResponse, type HeaderAccess } from "./server-response.js";
 
 /** Continues with the next handler. */
@@ -47,8 +47,9 @@ export function rateLimit<Req extends IncomingMessage = IncomingMessage, Res ext
     }
     const { decision } = verdict;
     setDecision(request, decision);
-    if (verdict.kind === "allowed" && refundWhen !== undefined) {
-      afterResponse(response, () => limiter.refundIf(() => refundWhen(request, response), verdict));
+    if (verdict.kind === "allowed" && verdict.hold !== null) setHold(request, verdict.hold);
+    if (verdict.kind === "allowed" && (verdict.hold !== null || refundWhen !== undefined)) {
+      afterResponse(response, () => limiter.finish(verdict, () => refundWhen?.(request, response) ?? false));
     }
     // another handler, for example one for timeouts, may have responded during the check
     if (response.headersSent) return verdict.kind === "allowed";

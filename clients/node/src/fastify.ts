@@ -9,7 +9,7 @@ import { denialResponse, denialStatus, rejectionResponse } from "./denial.js";
 import { report } from "./error-reporter.js";
 import { ConfigurationError } from "./errors.js";
 import { type CommonOptions, type MaybePromise, RequestLimiter } from "./middleware.js";
-import { setDecision } from "./request-decision.js";
+import { setDecision, setHold } from "./request-decision.js";
 import { addHeaders, afterResponse, type HeaderAccess } from "./server-response.js";
 
 /** The part of Fastify's request that the plugin uses. */
@@ -75,8 +75,9 @@ export function rateLimitHook<Req extends RequestLike = FastifyRequest, Res exte
   return async (request: Req, reply: Res) => {
     const verdict = await limiter.decide(request, reply);
     if (verdict.kind === "skipped") return undefined;
-    if (verdict.kind === "allowed" && refundWhen !== undefined) {
-      afterResponse(reply.raw, () => limiter.refundIf(() => refundWhen(request, reply), verdict));
+    if (verdict.kind === "allowed" && verdict.hold !== null) setHold(request, verdict.hold);
+    if (verdict.kind === "allowed" && (verdict.hold !== null || refundWhen !== undefined)) {
+      afterResponse(reply.raw, () => limiter.finish(verdict, () => refundWhen?.(request, reply) ?? false));
     }
     // another hook, for example one for timeouts, may have responded during the check
     if (reply.sent) return undefined;

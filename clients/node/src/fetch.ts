@@ -5,7 +5,7 @@
 import type { Decision } from "./decision.js";
 import { denialResponse, denialStatus, type PlainResponse, rejectionResponse } from "./denial.js";
 import { type CommonOptions, isListHeader, type MaybePromise, RequestLimiter } from "./middleware.js";
-import { setDecision } from "./request-decision.js";
+import { setDecision, setHold } from "./request-decision.js";
 
 /** A handler of requests. Frameworks pass further arguments, for example route parameters. */
 export type FetchHandler<Context extends unknown[]> = (request: Request, ...context: Context) => MaybePromise<Response>;
@@ -48,14 +48,55 @@ export function rateLimit<Context extends unknown[]>(
         onDenied?.(request, decision, denialStatus(decision)) ?? responseOf(denialResponse(decision, options.name));
       return withHeaders(await denied, headers);
     }
-    const response = await handler(request, ...context);
-    if (refundWhen !== undefined) limiter.refundIf(() => refundWhen(request, response), verdict);
-    return withHeaders(response, headers);
+    const { hold } = verdict;
+    if (hold === null) {
+      const response = await handler(request, ...context);
+      if (refundWhen !== undefined) limiter.finish(verdict, () => refundWhen(request, response));
+      return withHeaders(response, headers);
+    }
+    setHold(request, hold);
+    try {
+      const response = await handler(request, ...context);
+      const finish = () => limiter.finish(verdict, () => refundWhen?.(request, response) ?? false);
+      return withHeaders(afterBody(response, finish), headers);
+    } catch (error) {
+      await hold.end();
+      throw error;
+    }
   };
 }
 
 function responseOf({ status, headers, body }: PlainResponse): Response {
   return new Response(body, { status, headers });
+}
+
+/** Calls a function when the body of a response has been read, failed or was cancelled. Returns the response to send. */
+function afterBody(response: Response, callback: () => void): Response {
+  if (response.body === null || response.status < 200) {
+    callback();
+    return response;
+  }
+  const reader = response.body.getReader();
+  const body = new ReadableStream<Uint8Array>({
+    async pull(controller) {
+      try {
+        const { done, value } = await reader.read();
+        if (!done) {
+          controller.enqueue(value);
+          return;
+        }
+        controller.close();
+      } catch (error) {
+        controller.error(error);
+      }
+      callback();
+    },
+    cancel(reason) {
+      callback();
+      return reader.cancel(reason);
+    },
+  });
+  return new Response(body, response);
 }
 
 /** Adds headers to a response; those of a response from `fetch` are immutable, so it is copied. */

@@ -21,6 +21,7 @@ const MAX_AMOUNTS: Readonly<Record<Algorithm, number>> = {
   "sliding-log": 200_000,
   "sliding-counter": MAX_AMOUNT,
   "fixed-window": MAX_AMOUNT,
+  concurrency: MAX_AMOUNT,
 };
 
 /** Throws a ConfigurationError if a limit is invalid. */
@@ -44,7 +45,14 @@ export function validateLimit(limit: Limit): void {
   validateRange("burst", burst, MAX_AMOUNT, algorithm);
 }
 
-function validateWindow(window: string, algorithm: Algorithm): void {
+function validateWindow(window: string | undefined, algorithm: Algorithm): void {
+  if (algorithm === "concurrency") {
+    if (window === undefined) return;
+    throw new ConfigurationError(`limit: concurrency has no window: remove ${JSON.stringify(window)}`);
+  }
+  if (window === undefined) {
+    throw new ConfigurationError(`limit: ${algorithm} needs a window: add one, for example "1m"`);
+  }
   if (CALENDAR_WINDOW.test(window)) {
     if (algorithm === "fixed-window") return;
     throw new ConfigurationError(

@@ -9,6 +9,7 @@ import type { Decision } from "./decision.js";
 import { type ErrorHandler, report } from "./error-reporter.js";
 import { ConfigurationError, isSluicegateError, type SluicegateError } from "./errors.js";
 import { type FailurePolicy, validPolicy } from "./failure-policy.js";
+import { type Hold, holdWithoutCounters } from "./hold.js";
 import { isServersLimitError, validateCost, validateLimit } from "./limit.js";
 import { nameHeaders } from "./limit-name.js";
 import { isRejectedRequest, RejectedRequest } from "./rejected-request.js";
@@ -45,6 +46,11 @@ export interface CommonOptions<Args extends unknown[]> {
   limit?: Limit | ((...args: Args) => MaybePromise<Limit>);
   /** The cost of a request; 1 by default. */
   cost?: Cost | ((...args: Args) => MaybePromise<Cost>);
+  /**
+   * Whether each request is held until its response has ended, as rules with the algorithm `concurrency` need it; false by default.
+   * The handler sets the actual cost: `holdOf(request).actualCost = { tokens: 120 }`.
+   */
+  hold?: boolean;
   /** Returns whether a request passes without a check. */
   skip?: (...args: Args) => MaybePromise<boolean>;
   /** Whether responses have rate limit headers; true by default. A denial has `Retry-After` in any case. */
@@ -65,6 +71,8 @@ export interface Decided {
   kind: "allowed" | "denied";
   decision: Decision;
   request: Request;
+  /** The hold; null without the option `hold`. */
+  hold: Hold | null;
 }
 
 /** Checks the requests of one middleware. */
@@ -101,9 +109,13 @@ export class RequestLimiter<Args extends unknown[]> {
       throw error;
     }
     try {
-      return verdict(await this.#check(request), request);
+      return await this.#check(request);
     } catch (error) {
       if (!isSluicegateError(error)) throw error;
+      if (error.code === "needs_hold") {
+        const fix = "set hold: true in the settings of the middleware";
+        return this.#decideLocally(request, new ConfigurationError(`${error.message}: ${fix}`, error));
+      }
       if (error.code !== "invalid_request") return this.#decideLocally(request, error);
       if (typeof this.#options.limit === "object" && isServersLimitError(error)) {
         return this.#decideLocally(request, new ConfigurationError(error.message, error));
@@ -114,14 +126,20 @@ export class RequestLimiter<Args extends unknown[]> {
     }
   }
 
-  /** Refunds an allowed request in the background if the condition holds. Errors are reported. */
-  refundIf(condition: () => boolean, { request, decision }: Decided): void {
-    void this.#refundIf(condition, request, decision).catch((error) => report(this.#onError, asSluicegateError(error)));
+  /** Ends an allowed request after its response, in the background: refunds it or settles its hold. Errors are reported. */
+  finish(verdict: Decided, isRefunded: () => boolean): void {
+    void this.#finish(verdict, isRefunded).catch((error) => report(this.#onError, asSluicegateError(error)));
   }
 
-  async #refundIf(condition: () => boolean, request: Request, { atUs, degraded }: Decision): Promise<void> {
-    if (!condition() || atUs === null || degraded) return;
-    await this.#options.client.refund({ ...request, atUs });
+  async #finish({ request, decision, hold }: Decided, isRefunded: () => boolean): Promise<void> {
+    const { atUs, degraded } = decision;
+    try {
+      if (!isRefunded()) return;
+      if (hold !== null) await hold.release();
+      else if (atUs !== null && !degraded) await this.#options.client.refund({ ...request, atUs });
+    } finally {
+      await hold?.end();
+    }
   }
 
   /** Returns the rate limit headers of the response. */
@@ -133,14 +151,24 @@ export class RequestLimiter<Args extends unknown[]> {
 
   #decideLocally(request: Request, reason: SluicegateError): Verdict {
     report(this.#onError, reason);
-    const { client, onFailure } = this.#options;
-    return verdict(client.decideLocally("check", request, reason, onFailure), request);
+    const { client, onFailure, hold: isHeld } = this.#options;
+    const decision = client.decideLocally("check", request, reason, onFailure);
+    return this.#verdict(decision, request, isHeld ? holdWithoutCounters(decision) : null);
   }
 
-  async #check(request: Request): Promise<Decision> {
-    const { client, name, headers = true, onFailure, deadlineMs } = this.#options;
-    const decision = await client.check(request, { headers, onFailure, deadlineMs, onError: this.#onError });
-    return name === undefined ? decision : { ...decision, headers: nameHeaders(decision.headers, name) };
+  async #check(request: Request): Promise<Verdict> {
+    const { client, headers = true, onFailure, deadlineMs, hold: isHeld } = this.#options;
+    const options = { headers, onFailure, deadlineMs, onError: this.#onError };
+    if (!isHeld) return this.#verdict(await client.check(request, options), request, null);
+    const hold = await client.hold(request, options);
+    if (hold.allowed) hold.keepAlive();
+    return this.#verdict(hold.decision, request, hold);
+  }
+
+  #verdict(decision: Decision, request: Request, hold: Hold | null): Verdict {
+    const { name } = this.#options;
+    const named = name === undefined ? decision : { ...decision, headers: nameHeaders(decision.headers, name) };
+    return { kind: decision.allowed ? "allowed" : "denied", decision: named, request, hold };
   }
 
   async #withCost(request: Request, args: Args): Promise<Request> {
@@ -156,10 +184,6 @@ export function isListHeader(name: string, value: string): boolean {
   return lower === "ratelimit-policy" || (lower === "ratelimit" && value.startsWith('"'));
 }
 
-function verdict(decision: Decision, request: Request): Verdict {
-  return { kind: decision.allowed ? "allowed" : "denied", decision, request };
-}
-
 /** Wraps an error of a function of the application. */
 function asSluicegateError(error: unknown): SluicegateError {
   if (isSluicegateError(error)) return error;
@@ -169,7 +193,7 @@ function asSluicegateError(error: unknown): SluicegateError {
 
 /** Returns the function that reads requests, for one of the two forms of options. */
 function requestReader<Args extends unknown[]>(options: CommonOptions<Args>): (args: Args) => MaybePromise<Request> {
-  const { labels, name, key, limit } = options;
+  const { labels, name, key, limit, hold } = options;
   if (labels !== undefined && name === undefined && key === undefined && limit === undefined) {
     if (typeof labels === "function") return async (args) => ({ labels: checkedLabels(await labels(...args)) });
     validateConstants(labels);
@@ -182,6 +206,9 @@ function requestReader<Args extends unknown[]>(options: CommonOptions<Args>): (a
     throw new ConfigurationError(`name ${JSON.stringify(name)} is invalid: use 1 to 100 characters without a colon`);
   }
   if (typeof limit !== "function") validateLimit(limit);
+  if (typeof limit !== "function" && limit.algorithm === "concurrency" && !hold) {
+    throw new ConfigurationError("limit: concurrency counts requests in flight: set hold: true");
+  }
   return async (args) => {
     return {
       key: checkedValue("the key", `${name}:${keyText(await key(...args))}`),

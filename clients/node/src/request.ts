@@ -17,7 +17,7 @@ const MAX_BATCH_BODY_BYTES = 1024 * 1024;
 export const MAX_VALUE_BYTES = 1024;
 
 /** The algorithm of a limit. */
-export type Algorithm = "token-bucket" | "sliding-log" | "sliding-counter" | "fixed-window" | "gcra";
+export type Algorithm = "token-bucket" | "sliding-log" | "sliding-counter" | "fixed-window" | "concurrency" | "gcra";
 
 /** A limit that the application sets, without a rule on the server. */
 export interface Limit {
@@ -25,9 +25,9 @@ export interface Limit {
   amount: number;
   /**
    * The length of the window: `250ms`, `30s`, `5m`, `1h30m`, `7d`. For `fixed-window` also a period of the calendar: `1 day`,
-   * `1 week`, `1 month`, `1 quarter`, `1 year`.
+   * `1 week`, `1 month`, `1 quarter`, `1 year`. Not for `concurrency`, which limits requests in flight.
    */
-  window: string;
+  window?: string;
   /** The algorithm; `token-bucket` by default. */
   algorithm?: Algorithm;
   /** The capacity of a token bucket; equal to `amount` by default. */
@@ -38,6 +38,10 @@ export interface Limit {
   anchor?: number | string;
   /** How much of the limit the server may charge in advance for a hot key: `1%`, or a number of units. */
   lease?: string | number;
+  /** Whether the estimate of a hold that expires stays charged (the default) or is refunded. */
+  on_expiry?: "charge" | "release";
+  /** How much the actual cost of a hold may exceed its estimate; the capacity by default. */
+  max_excess?: number;
 }
 
 /** The attributes of a request. A label that is undefined or null is absent. */
@@ -160,17 +164,21 @@ function limitBody(limit: Limit): RequestBody {
       `limit is ${describe(limit)}: pass an object, for example { amount: 100, window: "1m" }`,
     );
   }
-  const { amount, window, algorithm, burst, zone, anchor, lease } = limit;
-  const body: RequestBody = { amount: wholeNumber("limit.amount", amount), window };
+  const { amount, window, algorithm, burst, zone, anchor, lease, on_expiry, max_excess } = limit;
+  const body: RequestBody = { amount: wholeNumber("limit.amount", amount) };
+  if (window !== undefined) body.window = window;
   if (algorithm !== undefined) body.algorithm = algorithm;
   if (burst !== undefined) body.burst = wholeNumber("limit.burst", burst);
   if (zone !== undefined) body.zone = zone;
   if (anchor !== undefined) body.anchor = anchor;
   if (lease !== undefined) body.lease = lease;
+  if (on_expiry !== undefined) body.on_expiry = on_expiry;
+  if (max_excess !== undefined) body.max_excess = wholeNumber("limit.max_excess", max_excess);
   return body;
 }
 
-function costBody(cost: Cost): Cost {
+/** Converts a cost to its JSON. */
+export function costBody(cost: Cost): Cost {
   if (typeof cost === "object" && cost !== null && !Array.isArray(cost)) {
     for (const [unit, number] of Object.entries(cost)) wholeNumber(`cost.${unit}`, number);
     return cost;

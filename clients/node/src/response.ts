@@ -6,6 +6,7 @@ import { type Decision, readDecision } from "./decision.js";
 import {
   AuthenticationError,
   ConfigurationError,
+  HoldConflictError,
   InvalidRequestError,
   UnavailableError,
   UnknownRuleError,
@@ -80,6 +81,8 @@ export function readResponse<T>(response: HttpResponse, path: string, read: (bod
         );
       }
       throw invalidRequest(detail ?? `the server rejects the request with status ${response.status}`);
+    case 409:
+      throw new HoldConflictError(detail ?? "the server rejects the id of the hold");
     case 401:
     case 403: {
       const reason = detail ?? `status ${response.status}`;
@@ -118,7 +121,12 @@ export function readExplanation(body: unknown): Explanation | null {
   return { decision, applies, others, moreOthers };
 }
 
+/** The rejection of a check that needs a hold. Anchored, because other details contain text of the request. */
+const NEEDS_HOLD =
+  /^(this limit|rule "[^"]*") counts requests in flight: use hold, and settle or release it at the end$/;
+
 function invalidRequest(detail: string): InvalidRequestError {
+  if (NEEDS_HOLD.test(detail)) return new InvalidRequestError(detail, "needs_hold");
   return detail.startsWith("there is no rule ") ? new UnknownRuleError(detail) : new InvalidRequestError(detail);
 }
 

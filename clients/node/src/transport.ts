@@ -1,5 +1,5 @@
 /**
- * Sends one HTTP request within a deadline. A request that the server may have received is never sent again.
+ * Sends one HTTP request within a deadline. A request that the server may have received is not sent again, unless it is idempotent.
  *
  * An own HTTP/1.1 codec instead of `node:http` needs about half of the CPU time per call, and it exposes whether a request
  * was written, which decides whether it may be sent on another connection.
@@ -82,6 +82,26 @@ export class Transport {
       return Promise.reject(new UnavailableError(message, { mayHaveRun: false }, "closed"));
     }
     return new Promise((resolve, reject) => new Exchange(this.#pool, this, call, resolve, reject).start());
+  }
+
+  /**
+   * Sends an idempotent request, and once more if its connection is lost before the response.
+   *
+   * @throws UnavailableError, or the reason of the signal
+   */
+  async sendTwice(call: Call): Promise<HttpResponse> {
+    try {
+      return await this.send(call);
+    } catch (lost) {
+      const isLost = lost instanceof UnavailableError && lost.code === "unavailable" && lost.mayHaveRun;
+      if (!isLost) throw lost;
+      try {
+        return await this.send(call);
+      } catch (error) {
+        // the first request may have arrived
+        throw error instanceof UnavailableError && !error.mayHaveRun ? lost : error;
+      }
+    }
   }
 
   /** Returns the bytes of a request. */

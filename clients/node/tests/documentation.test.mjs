@@ -9,7 +9,7 @@ const PACKAGE = fileURLToPath(new URL("..", import.meta.url));
 const PAGES = [
   ["README.md", 1],
   ["clients/node/README.md", 1],
-  ["docs/node.md", 5],
+  ["docs/node.md", 7],
   ["docs/moving.md", 3],
 ];
 
@@ -35,7 +35,13 @@ function usage(program, port) {
   if (program.includes("export const GET")) {
     return `const response = await GET(new Request("http://localhost/api", ${init})); ${print}`;
   }
-  return "console.log(decision.source);";
+  return program.includes("withHold") ? "console.log(answer);" : "console.log(decision.source);";
+}
+
+/** The output of a program. */
+function expectedOutput(usage) {
+  if (usage.includes("answer")) return "a prompt of five words\n";
+  return usage.includes("decision") ? "memory\n" : "200 true\n";
 }
 
 const RULE = `
@@ -46,6 +52,19 @@ on_store_failure = "local"
 name = "per-ip"
 per = ["ip"]
 amount = 100
+window = "1m"
+
+[[rule]]
+name = "in-flight"
+per = ["tenant"]
+algorithm = "concurrency"
+amount = 10
+
+[[rule]]
+name = "tokens"
+per = ["tenant"]
+unit = "tokens"
+amount = 1000
 window = "1m"
 `;
 
@@ -66,8 +85,7 @@ for (const [page, count] of PAGES) {
       const { code, output } = await runProgram(process.execPath, ["--input-type=module", "-e", source], {
         cwd: PACKAGE,
       });
-      const expected = usage(program, port).includes("decision") ? "memory\n" : "200 true\n";
-      assert.deepEqual([code, output], [0, expected], program);
+      assert.deepEqual([code, output], [0, expectedOutput(usage(program, port))], program);
     }
   });
 }

@@ -5,13 +5,18 @@ import express from "express";
 import express4 from "express4";
 import Fastify from "fastify";
 import { Hono } from "hono";
-import { decisionOf } from "sluicegate";
+import { decisionOf, holdOf } from "sluicegate";
 import { rateLimit as forExpress } from "sluicegate/express";
 import { rateLimit as forFastify } from "sluicegate/fastify";
 import { rateLimit as forFetch } from "sluicegate/fetch";
 import { listen } from "./harness.mjs";
 
-const remainingOf = (request) => String(decisionOf(request)?.remaining);
+/** Returns the remaining quota. `/?tokens=120` sets the actual cost of the hold. */
+function remainingOf(request) {
+  const tokens = new URL(request.url, "http://localhost").searchParams.get("tokens");
+  if (tokens !== null) holdOf(request).actualCost = { tokens: Number(tokens) };
+  return String(decisionOf(request)?.remaining);
+}
 
 /** The status of the response: `/?status=401`. */
 const statusOf = (url) => Number(new URL(url, "http://localhost").searchParams.get("status") ?? 200);
@@ -36,7 +41,7 @@ async function startFastify(t, ...limiters) {
 }
 
 /** Serves a fetch handler with node:http. The second argument of the handler is the address of the peer. */
-function serveFetch(t, handler) {
+export function serveFetch(t, handler) {
   const server = createServer(async (incoming, outgoing) => {
     const url = `http://${incoming.headers.host}${incoming.url}`;
     const request = new Request(url, { method: incoming.method, headers: incoming.headers });

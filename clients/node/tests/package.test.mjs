@@ -31,7 +31,7 @@ async function install(t) {
 const CONSUMER = `
 import express, { type Request, type Response } from "express";
 import Fastify, { type FastifyReply, type FastifyRequest } from "fastify";
-import { Client, clientIp, type Decision, header, InvalidRequestError, localBucket } from "sluicegate";
+import { Client, clientIp, type Decision, Hold, header, holdOf, InvalidRequestError, localBucket, type Settlement } from "sluicegate";
 import { rateLimit } from "sluicegate/express";
 import { rateLimit as plugin, rateLimitHook } from "sluicegate/fastify";
 import { rateLimit as wrap } from "sluicegate/fetch";
@@ -45,6 +45,10 @@ app.get("/a", rateLimit({ client, name: "a", key: header("x-api-key"), limit }),
   response.send("hello");
 });
 app.get("/b", rateLimit({ client, labels: (request: Request) => ({ ip: request.ip }) }));
+app.get("/o", rateLimit({ client, labels: { tenant: "acme" }, hold: true }), async (request, response) => {
+  await holdOf(request)?.release();
+  response.json({});
+});
 app.use(rateLimit({ client, labels: { route: "api" }, skip: (request) => request.path === "/healthz" }));
 app.use(rateLimit<Request, Response>({ client, labels: (request) => ({ path: request.path }), onDenied: (_request, response) => response.json({}) }));
 app.get("/c", rateLimit({ client, name: "c", key: (request) => request.headers.host, limit, skip: (request) => request.method === "HEAD" }));
@@ -78,6 +82,17 @@ export async function use(): Promise<number | null> {
   const [first] = await client.checkMany([{ key: "a", limit }]);
   if (first instanceof InvalidRequestError) return null;
   await client.refund({ key: "a", limit, atUs: decision.atUs ?? 0 });
+  await using hold: Hold = await client.hold({ labels: { tenant: "acme" }, cost: { tokens: 5 } }, { id: "a", ttlMs: 1000 });
+  hold.actualCost = { tokens: 3 };
+  const settlement: Settlement = await hold.settle(2);
+  await client.settle({ token: hold.token ?? "", cost: { tokens: 2 } });
+  await client.renew({ labels: { tenant: "acme" }, id: hold.id, ttlMs: 5 });
+  await client.release({ key: "a", limit: { algorithm: "concurrency", amount: 1 }, id: "a" });
+  const outcome: string = await client.withHold({ labels: {} }, async ({ allowed }) => (allowed ? settlement.outcome : "denied"));
+  // @ts-expect-error a token has no id
+  await client.release({ token: outcome, id: "a" });
+  // @ts-expect-error a settlement needs a cost
+  await client.settle({ token: outcome });
   // @ts-expect-error a key needs a limit
   await client.check({ key: "a" });
   // @ts-expect-error a reset has no cost

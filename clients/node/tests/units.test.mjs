@@ -1,14 +1,16 @@
-// Parts without I/O: the response parser, local buckets, the circuit breaker, addresses and durations.
+// Parts without I/O: the response parser, local buckets, the circuit breaker, addresses, durations and the queue of settlements.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { CircuitBreaker } from "../dist/esm/circuit-breaker.js";
 import { ClientAddress } from "../dist/esm/client-address.js";
 import { parseDuration } from "../dist/esm/duration.js";
 import { consoleReporter } from "../dist/esm/error-reporter.js";
-import { SluicegateError } from "../dist/esm/errors.js";
+import { InvalidRequestError, SluicegateError, UnavailableError } from "../dist/esm/errors.js";
 import { ProtocolError, ResponseParser } from "../dist/esm/http1.js";
 import { localBucket } from "../dist/esm/local-bucket.js";
 import { Queue } from "../dist/esm/queue.js";
+import { SettlementQueue } from "../dist/esm/settlement-queue.js";
+import { until } from "./harness.mjs";
 
 test("a response is the same however it is split", () => {
   const responses = [
@@ -235,4 +237,45 @@ test("a long queue is emptied in linear time", () => {
   }
   const elapsedMs = performance.now() - startedMs;
   assert.ok(elapsedMs < 3000, `${elapsedMs} ms`);
+});
+
+/** Returns a queue, whose calls fail with the errors that `next` returns, and a record of what it did. */
+function settlementQueue(bounds, next) {
+  const seen = { sent: [], dropped: [] };
+  const sender = {
+    async send(adjustment) {
+      seen.sent.push(adjustment);
+      const error = next(seen.sent.length);
+      if (error !== undefined) throw error;
+    },
+    dropped: (error) => seen.dropped.push(error.message),
+  };
+  return { queue: new SettlementQueue(sender, bounds), seen };
+}
+
+const DOWN = new UnavailableError("no response", { mayHaveRun: false });
+
+test("settlements are sent in order, and one that the server rejects is dropped", async () => {
+  const errors = [DOWN, DOWN, undefined, new InvalidRequestError("invalid token")];
+  const { queue, seen } = settlementQueue({ maxQueued: 10, maxAgeMs: 60_000 }, (count) => errors[count - 1]);
+  for (const adjustment of ["a", "b", "c"]) assert.equal(queue.add(adjustment), true);
+  await until("all are sent", () => seen.sent.length === 5);
+  assert.deepEqual([seen.sent, seen.dropped], [["a", "a", "a", "b", "c"], ["invalid token"]]);
+  assert.equal(queue.add("d"), true);
+  assert.equal(seen.sent.at(-1), "d");
+});
+
+test("a queue of settlements is bounded in number and time", async () => {
+  const { queue, seen } = settlementQueue({ maxQueued: 2, maxAgeMs: 60_000 }, () => DOWN);
+  // the first one is being sent
+  assert.deepEqual(
+    ["a", "b", "c", "d"].map((adjustment) => queue.add(adjustment)),
+    [true, true, true, false],
+  );
+  assert.deepEqual(seen.sent, ["a"]);
+
+  const old = settlementQueue({ maxQueued: 2, maxAgeMs: 100 }, () => DOWN);
+  old.queue.add("a");
+  await until("it is dropped", () => old.seen.dropped.length === 1);
+  assert.ok(old.seen.sent.length > 1);
 });

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import inspect
 import json
 import os
 import shutil
@@ -231,6 +232,40 @@ class AsyncAsBlocking:
     def __getattr__(self, name):
         return lambda *args, **kwargs: self.loop.run_until_complete(getattr(self.client, name)(*args, **kwargs))
 
+    def hold(self, *args, **kwargs):
+        return AsyncHoldAsBlocking(self.loop.run_until_complete(self.client.hold(*args, **kwargs)), self.loop)
+
+
+class AsyncHoldAsBlocking:
+    """An `AsyncHold` whose methods block."""
+
+    def __init__(self, hold, loop):
+        self.__dict__.update(hold=hold, loop=loop)
+
+    def __getattr__(self, name):
+        value = getattr(self.hold, name)
+        if not callable(value):
+            return value
+
+        def call(*args, **kwargs):
+            result = value(*args, **kwargs)
+            return self.loop.run_until_complete(result) if inspect.isawaitable(result) else result
+
+        return call
+
+    def __setattr__(self, name, value):
+        setattr(self.hold, name, value)
+
+    def __bool__(self):
+        return bool(self.hold)
+
+    def __enter__(self):
+        self.loop.run_until_complete(self.hold.__aenter__())
+        return self
+
+    def __exit__(self, *error):
+        self.loop.run_until_complete(self.hold.__aexit__(*error))
+
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def connect(request):
@@ -259,6 +294,7 @@ class FakeServer:
 
     def __init__(self, handle):
         self.requests = []
+        self.paths = []
         self.connections = 0
         self._handle = handle
         self._open = []
@@ -290,10 +326,14 @@ class FakeServer:
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         while len(body) < length:
             body += connection.recv(65536)
+        self.paths.append(head.split(b" ")[1].decode())
         self.requests.append(json.loads(body))
         return self.requests[-1]
 
     def kill(self):
+        # A thread in `accept` would otherwise accept one more connection.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for connection in self._open:
             connection.close()

@@ -288,11 +288,15 @@ impl Holds {
     pub fn repeat(&self, id: &[u8], units: u64, now: Timestamp) -> Option<Answer> {
         let record = self.record(id, now)?;
         let is_live = !record.is_settled && record.expires_us > now.as_micros();
-        Some(if is_live && record.units == units {
-            record.with_outcome(record.answer, HoldOutcome::Repeated)
-        } else {
-            record.with_outcome(Answer::NONE, HoldOutcome::Conflict)
-        })
+        if is_live && record.units == units {
+            return Some(record.with_outcome(record.answer, HoldOutcome::Repeated));
+        }
+        self.conflict(id, now)
+    }
+
+    /// Returns the answer to a hold whose id must be new, but is known.
+    pub fn conflict(&self, id: &[u8], now: Timestamp) -> Option<Answer> {
+        Some(self.record(id, now)?.with_outcome(Answer::NONE, HoldOutcome::Conflict))
     }
 
     /// Records that a hold was repeated: a denial of an earlier attempt does not take it back then.

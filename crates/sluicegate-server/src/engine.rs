@@ -6,13 +6,19 @@ use arc_swap::ArcSwap;
 use sluicegate::{
     Cost, Costs, Decision, Error, Labels, Limit, Limiter,
     label_policy::{CleanError, LabelPolicy},
-    limiter::{GroupDecision, Operation, PendingDecision, Progress, Request, Reset, RuleSelection, Subject},
-    store::{CounterSnapshot, Key},
+    limiter::{
+        GroupDecision, HoldDecision, HoldToken, Operation, PendingDecision, Progress, Request, Reset,
+        RuleSelection, Settlement, Subject,
+    },
+    store::{CounterSnapshot, HoldId, Key},
 };
 use tokio::time::MissedTickBehavior;
 use tracing::{Instrument, Span};
 
-use crate::observe::{Call, Observation, Observer, history, trace};
+use crate::{
+    completion::run_to_completion,
+    observe::{Call, Observation, Observer, history, trace},
+};
 
 /// Decides requests for all front ends. Cheap to clone.
 #[derive(Clone)]
@@ -50,6 +56,52 @@ impl Transport {
             Self::ForwardAuth => "forward_auth",
             Self::Grpc => "grpc",
             Self::Resp => "resp",
+        }
+    }
+}
+
+/// An operation on a hold that was made before.
+#[derive(Clone, Debug)]
+pub enum HoldAdjustment {
+    /// Replaces the estimate by the actual costs. A unit that is not named keeps its estimate.
+    Settle {
+        /// The actual costs.
+        costs: Costs,
+        /// How much they may exceed the estimate.
+        excess: Excess,
+    },
+    /// Refunds the estimate.
+    Release,
+    /// Moves the expiry to this time from now, if that is later.
+    Renew(Duration),
+}
+
+/// How much the actual cost of a hold may exceed its estimate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Excess {
+    /// By at most [`Limit::max_excess`]: for callers without the scope `adjust`.
+    Bounded,
+    /// By any number of units.
+    Unbounded,
+}
+
+impl HoldAdjustment {
+    fn call(&self) -> Call {
+        match self {
+            Self::Settle { .. } => Call::Settle,
+            Self::Release => Call::Release,
+            Self::Renew(_) => Call::Renew,
+        }
+    }
+
+    async fn apply(&self, limiter: &Limiter, token: &HoldToken) -> Result<Settlement, Error> {
+        match self {
+            Self::Settle { costs, excess: Excess::Bounded } => {
+                limiter.settle_bounded(token, costs.clone()).await
+            }
+            Self::Settle { costs, excess: Excess::Unbounded } => limiter.settle(token, costs.clone()).await,
+            Self::Release => limiter.release(token).await,
+            Self::Renew(ttl) => limiter.renew(token, *ttl).await,
         }
     }
 }
@@ -131,7 +183,7 @@ impl Engine {
     pub fn start(&self, transport: Transport, request: &Request<'_>) -> Result<Progress, Error> {
         let Inner { limiter, observer, .. } = &*self.inner;
         let started = observer.now();
-        let span = trace::decision_span(transport, request.operation);
+        let span = trace::decision_span(transport, Call::Decide(request.operation));
         let progress = span.in_scope(|| limiter.start(request));
         match progress {
             Ok(Progress::Pending(pending)) => {
@@ -189,16 +241,76 @@ impl Engine {
         deadline: Option<Duration>,
     ) -> Result<GroupDecision, Error> {
         let observation = self.inner.observer.begin(transport);
-        let span = trace::decision_span(transport, Operation::Check);
+        let span = trace::decision_span(transport, Call::CHECK);
         let decided = self.with_deadline(deadline).check_group(requests).instrument(span.clone()).await;
         match &decided {
             Ok(group) => {
                 trace::record(&span, &group.overall);
-                observation.decided_group(requests, group, || self.inner.limiter.rules());
+                observation.decided_group(Call::CHECK, requests, group, || self.inner.limiter.rules());
             }
             Err(error) => observation.failed(Call::Decide(Operation::Check), error),
         }
         decided
+    }
+
+    /// Makes a hold with this id. Without a `ttl`, the shortest of the rules that match applies.
+    ///
+    /// # Errors
+    /// As [`Limiter::hold`].
+    pub async fn hold(
+        &self,
+        transport: Transport,
+        request: &Request<'_>,
+        id: HoldId,
+        ttl: Option<Duration>,
+    ) -> Result<HoldDecision, Error> {
+        let Inner { limiter, observer, .. } = &*self.inner;
+        let observation = observer.begin(transport);
+        let span = trace::decision_span(transport, Call::Hold);
+        let hold = limiter.hold_request(request.clone()).id(id);
+        let hold = match ttl {
+            Some(ttl) => hold.ttl(ttl),
+            None => hold,
+        };
+        let held = hold.decide().instrument(span.clone()).await;
+        match &held {
+            Ok(held) => {
+                trace::record(&span, &held.decision);
+                observation.held(request, held, || limiter.rules());
+            }
+            Err(error) => observation.failed(Call::Hold, error),
+        }
+        held
+    }
+
+    /// Settles, releases or renews a hold. Completes even if its caller is dropped, so that a client that disconnects does not leave
+    /// an estimate charged.
+    ///
+    /// # Errors
+    /// As [`Limiter::settle`].
+    pub async fn adjust_hold(
+        &self,
+        transport: Transport,
+        token: HoldToken,
+        adjustment: HoldAdjustment,
+        deadline: Option<Duration>,
+    ) -> Result<Settlement, Error> {
+        let engine = self.clone();
+        run_to_completion(async move {
+            let observation = engine.inner.observer.begin(transport);
+            let (call, limiter) = (adjustment.call(), engine.with_deadline(deadline));
+            let span = trace::decision_span(transport, call);
+            let adjusted = adjustment.apply(&limiter, &token).instrument(span.clone()).await;
+            match &adjusted {
+                Ok(settlement) => {
+                    trace::record_settlement(&span, settlement);
+                    observation.done(call);
+                }
+                Err(error) => observation.failed(call, error),
+            }
+            adjusted
+        })
+        .await
     }
 
     /// Deletes the counters of a request.

@@ -232,7 +232,8 @@ fn request(
     let ip = client.of(peer.ip(), &head.headers).to_string();
     put(&mut labels, "ip", ip.as_bytes());
     let labels = engine.labels(labels).map_err(bad_request)?;
-    Ok(Request::new(labels, costs))
+    // a proxy reports neither the id nor the end of a request, and would pass on an error
+    Ok(Request::new(labels, costs).skip_concurrency())
 }
 
 impl<'a> Query<'a> {

@@ -97,7 +97,7 @@ impl Counter<'_> {
     /// Applies an operation to one of its holds.
     async fn on_hold(&self, id: &str, limit: &Limit, cost: u64, operation: HoldOperation) -> Answer {
         let terms = match operation {
-            HoldOperation::Hold { .. } => terms(limit, cost),
+            HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => terms(limit, cost),
             _ => terms(&any_limit(limit), cost),
         };
         self.fixture.decide_held(&[(&self.key, terms)], id, operation).await[0]
@@ -595,6 +595,33 @@ conformance_tests! { hold_conformance:
                 let expected = if is_full { HoldOutcome::Unknown } else { HoldOutcome::Settled };
                 assert_eq!(outcomes(&ended), [expected; 2], "{limit:?}");
             }
+        }
+    }
+
+    /// An id that must be new conflicts with a hold of the same id, in any of its tiers, and leaves it as it is: also if another tier denies.
+    an_id_that_must_be_new_never_changes_a_hold_that_exists(fixture) {
+        for limit in all_limits() {
+            let counters = [fixture.new_counter(), fixture.new_counter(), fixture.new_counter()];
+            let [first, second, third] = &counters;
+            let new = HoldOperation::HoldNew { ttl: MINUTE };
+            let hold = async |counters: &[&Counter<'_>], cost| {
+                let tiers: Vec<_> = counters.iter().map(|counter| (&*counter.key, terms(&limit, cost))).collect();
+                outcomes(&fixture.decide_held(&tiers, "id", new).await)
+            };
+            let left = async || (first.left(&limit).await, second.left(&limit).await, third.left(&limit).await);
+            assert_eq!(hold(&[first, second], 4).await, [HoldOutcome::Held; 2], "{limit:?}");
+            for (tiers, cost) in [(vec![first, second], 4), (vec![first], 1), (vec![first, third], 4)] {
+                let outcomes = hold(&tiers, cost).await;
+                assert!(outcomes.contains(&HoldOutcome::Conflict), "{limit:?}: {outcomes:?}");
+                assert!(!outcomes.contains(&HoldOutcome::Held), "{limit:?}: {outcomes:?}");
+                assert_eq!(left().await, (6, 6, 10), "{limit:?}");
+            }
+            let denied = hold(&[second, third], 11).await;
+            assert!(!denied.contains(&HoldOutcome::Held), "{denied:?}");
+            assert_eq!(left().await, (6, 6, 10), "{limit:?}: a denial does not take back the hold");
+            let tiers = [first, second].map(|counter| (&*counter.key, terms(&any_limit(&limit), 1)));
+            let settled = outcomes(&fixture.decide_held(&tiers, "id", SETTLE).await);
+            assert_eq!(settled, [HoldOutcome::Settled; 2], "{limit:?}");
         }
     }
 

@@ -8,7 +8,9 @@ use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sluicegate::{
     Algorithm, Cost, Limit, ManualClock, Retry, Timestamp,
     limiter::Operation,
-    store::{Check, CheckAnswer, HoldAnswer, HoldId, HoldOperation, HoldOutcome, Key, Store, Terms, Tier},
+    store::{
+        Check, CheckAnswer, HoldAnswer, HoldCall, HoldId, HoldOperation, HoldOutcome, Key, Store, Terms, Tier,
+    },
 };
 use sluicegate_core::{
     OnExpiry,
@@ -48,6 +50,8 @@ struct History<'a> {
     /// Times just before, at and after a change.
     moments: Vec<u64>,
     next_id: u64,
+    /// A counter that gets holds without a pause, and how many more: they expire together.
+    burst: Option<(Tier, u32)>,
 }
 
 /// Runs a history on a store whose clock is `clock`, and on the model.
@@ -85,18 +89,8 @@ async fn run(store: &Store, clock: &ManualClock, plan: &Plan, cluster: Option<&C
         });
         for (check, answer) in checks.iter().zip(&decided) {
             let expected = model.decide_held(check, history.now, &history.places);
-            if std::env::var_os("TRACE").is_some() {
-                if done > 8680 && let Store::Memory(store) = store { 
-                    let l = Limit::fixed_window(1000, Duration::from_micros(129_600_000_000)).unwrap();
-                    eprintln!("S {done} {:?}", store.inspect(&[(Key::without_rule("held:1").unwrap(), l)]));
-                }
-                for (i, (tier, a)) in check.tiers().iter().zip(&answer.answers).enumerate() {
-                    let l = tier.terms.limit;
-                    eprintln!("T {done} {:?} {} {:?} {:?} n={} {} amount={} window={} phase={} cal={:?} exp={:?} cost={} {:?} {:?} -> p={} c={} av={} reset={} {:?} | model {:?} {:?}", history.now.as_micros(), tier.key.identity(), check.operation(), check.hold().map(|h| (h.id.as_str().to_owned(), h.operation)), check.count(), l.algorithm(), l.amount(), l.window_us(), l.phase_us(), l.calendar(), l.on_expiry(), tier.terms.cost.units(), tier.terms.mode, tier.terms.admission, a.passes, a.charged, a.available, a.reset_after_us, a.hold, expected.requests[0].shares[i], expected.holds[i]);
-                }
-            }
             history.compare(check, answer, &expected, done);
-            history.record(&expected);
+            history.record(check, &expected);
             done += 1;
         }
         if history.chance.random_bool(0.004) {
@@ -120,6 +114,7 @@ impl<'a> History<'a> {
             recent,
             moments: Vec::new(),
             next_id: 0,
+            burst: None,
         };
         for number in 0..COUNTERS {
             let algorithm = *plan.algorithms.choose(&mut history.chance).expect("a plan has algorithms");
@@ -152,12 +147,15 @@ impl<'a> History<'a> {
     }
 
     fn advance(&mut self) {
+        if self.burst.is_some() {
+            return;
+        }
         let chance = &mut self.chance;
         let up_to = |micros: u64, chance: &mut StdRng| Duration::from_micros(chance.random_range(0..=micros));
         self.now = match chance.random_range(0..100) {
-            0..40 => self.now,
-            40..45 => self.now.plus(Duration::from_micros(1)),
-            45..75 => match self.moments.choose(chance) {
+            0..50 => self.now,
+            50..55 => self.now.plus(Duration::from_micros(1)),
+            55..75 => match self.moments.choose(chance) {
                 Some(moment) => {
                     let near = moment - 1 + chance.random_range(0..3);
                     Timestamp::from_micros(near.max(self.now.as_micros()))
@@ -172,6 +170,16 @@ impl<'a> History<'a> {
     }
 
     fn check(&mut self) -> Check {
+        if let Some((tier, left)) = self.burst.take() {
+            self.burst = (left > 1).then(|| (tier.clone(), left - 1));
+            let ttl = Duration::from_micros(self.chance.random_range(1_000..=1_003));
+            return on_hold(&self.new_id(), vec![tier], HoldOperation::Hold { ttl });
+        }
+        if self.chance.random_bool(0.002) {
+            let mut tier = self.tiers(Operation::Check).remove(0);
+            tier.terms.cost = Cost::new(self.chance.random_range(0..=1)).expect("within the range");
+            self.burst = Some((tier, 40));
+        }
         match self.chance.random_range(0..100) {
             0..30 => self.hold(),
             30..55 if !self.recent.is_empty() => self.settle(),
@@ -210,12 +218,19 @@ impl<'a> History<'a> {
     fn ttl(&mut self) -> Duration {
         let micros = match self.chance.random_range(0..10) {
             0..3 => 1_000,
-            3..5 => self.chance.random_range(1_000..=20_000),
-            5..8 => *[1_000_000, 60_000_000, 2_000_003].choose(&mut self.chance).expect("not empty"),
+            3 => self.chance.random_range(1_000..=20_000),
+            4..8 => {
+                *[1_000_000, 60_000_000, 60_000_000, 2_000_003].choose(&mut self.chance).expect("not empty")
+            }
             8 => self.chance.random_range(1_000..=10_000_000),
             _ => 3_600_000_000,
         };
         Duration::from_micros(micros)
+    }
+
+    fn new_id(&mut self) -> String {
+        self.next_id += 1;
+        format!("id-{}", self.next_id)
     }
 
     /// A new hold, or an earlier one again: with the same tiers, or with others.
@@ -225,17 +240,7 @@ impl<'a> History<'a> {
         let recent = match again {
             Some(recent) if self.chance.random_bool(0.7) => recent,
             Some(Recent { id, .. }) => Recent { id, tiers: self.tiers(Operation::Check), at: self.now },
-            None => {
-                self.next_id += 1;
-                let id = format!("id-{}", self.next_id);
-                let recent = Recent { id, tiers: self.tiers(Operation::Check), at: self.now };
-                if self.recent.len() == RECENT {
-                    let oldest = self.chance.random_range(0..RECENT / 2);
-                    self.recent.remove(oldest);
-                }
-                self.recent.push(recent.clone());
-                recent
-            }
+            None => Recent { id: self.new_id(), tiers: self.tiers(Operation::Check), at: self.now },
         };
         on_hold(&recent.id, recent.tiers, HoldOperation::Hold { ttl })
     }
@@ -260,7 +265,8 @@ impl<'a> History<'a> {
                 6..9 => estimate + self.chance.random_range(0..=6),
                 _ => Cost::MAX.units() - self.chance.random_range(0..=1),
             };
-            tier.terms = Terms::new(*limit, Cost::new(cost.min(Cost::MAX.units())).expect("within the range"));
+            tier.terms =
+                Terms::new(*limit, Cost::new(cost.min(Cost::MAX.units())).expect("within the range"));
         }
         (recent, tiers)
     }
@@ -322,21 +328,29 @@ impl<'a> History<'a> {
         let has_conflict =
             |holds: &[HoldAnswer]| holds.iter().any(|hold| hold.outcome == HoldOutcome::Conflict);
         let is_conflict = has_conflict(&holds);
-        let context = || format!("seed {seed} step {step} at {:?}: found (left), expected (right)\n{check:#?}\n{answers:#?}", self.now);
+        let context = || {
+            format!(
+                "seed {seed} step {step} at {:?}: found (left), expected (right)\n{check:#?}\n{answers:#?}",
+                self.now
+            )
+        };
         assert_eq!(is_conflict, has_conflict(&expected.holds), "{}", context());
         if is_conflict && !self.places.is_empty() {
             return; // an error, whatever the other servers answered
         }
         assert_eq!(holds, expected.holds, "{}", context());
         let granted = expected.requests.iter().filter(|one| one.granted).count();
-        let granted = if check.operation() == Operation::Peek { 0 } else { u32::try_from(granted).expect("small") };
+        let granted =
+            if check.operation() == Operation::Peek { 0 } else { u32::try_from(granted).expect("small") };
         for (index, expected) in (0..).zip(&expected.requests) {
             let shares = answers.iter().zip(check.tiers());
             let mut shares: Vec<_> =
                 shares.map(|(answer, tier)| answer.share(&tier.terms, index, granted)).collect();
             for (share, expected) in shares.iter_mut().zip(&expected.shares) {
                 // a batch that fills a bucket for more than 285 years reports that to all of its requests
-                if check.count() > 1 && share.reset_after == Duration::from_micros(sluicegate_core::time::MAX_WAIT_US) {
+                if check.count() > 1
+                    && share.reset_after == Duration::from_micros(sluicegate_core::time::MAX_WAIT_US)
+                {
                     share.reset_after = expected.reset_after;
                 }
             }
@@ -344,9 +358,28 @@ impl<'a> History<'a> {
         }
     }
 
-    /// Records when something changes next.
-    fn record(&mut self, expected: &HeldExpected) {
+    /// Records a hold that was made, and when something changes next. An ended or denied one is referred to for a while.
+    fn record(&mut self, check: &Check, expected: &HeldExpected) {
         let now = self.now;
+        if let Some(HoldCall { id, operation }) = check.hold() {
+            let outcomes: Vec<_> = expected.holds.iter().map(|hold| hold.outcome).collect();
+            let is_new = matches!(operation, HoldOperation::Hold { .. })
+                && (outcomes.contains(&HoldOutcome::Held) || self.chance.random_bool(0.1));
+            let has_ended =
+                outcomes.iter().all(|outcome| matches!(outcome, HoldOutcome::Already | HoldOutcome::Unknown));
+            let is_removed = is_new || has_ended && self.chance.random_bool(0.5);
+            self.recent.retain(|recent| recent.id != id.as_str() || !is_removed);
+            if is_new {
+                if self.recent.len() == RECENT {
+                    self.recent.remove(self.chance.random_range(0..RECENT / 2));
+                }
+                self.recent.push(Recent {
+                    id: id.as_str().to_owned(),
+                    tiers: check.tiers().to_vec(),
+                    at: now,
+                });
+            }
+        }
         let shares = expected.requests.iter().flat_map(|one| &one.shares);
         let waits = shares.flat_map(|share| {
             let retry = match share.retry {
@@ -358,9 +391,11 @@ impl<'a> History<'a> {
         let near = waits.flatten().filter(|wait| *wait < Duration::from_secs(3_600));
         self.moments.extend(near.map(|wait| now.plus(wait).as_micros()));
         for hold in expected.holds.iter().filter(|hold| hold.expires_at > now) {
-            self.moments.extend([hold.expires_at, hold.expires_at.plus(HOLD_RETENTION)].map(Timestamp::as_micros));
+            self.moments
+                .extend([hold.expires_at, hold.expires_at.plus(HOLD_RETENTION)].map(Timestamp::as_micros));
         }
-        if expected.holds.iter().any(|hold| matches!(hold.outcome, HoldOutcome::Settled | HoldOutcome::Late)) {
+        if expected.holds.iter().any(|hold| matches!(hold.outcome, HoldOutcome::Settled | HoldOutcome::Late))
+        {
             self.moments.push(now.plus(HOLD_RETENTION).as_micros());
         }
         self.moments.retain(|moment| *moment >= now.as_micros());

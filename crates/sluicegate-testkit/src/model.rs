@@ -22,8 +22,8 @@ use sluicegate_core::{
     time::{MAX_EXACT, MAX_WAIT_US},
 };
 
-pub use self::holds::{HeldExpected, Places};
 use self::holds::Record;
+pub use self::holds::{HeldExpected, Places};
 use crate::reference_calendar;
 
 /// The largest number of units.

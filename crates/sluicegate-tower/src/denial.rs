@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | a limit is exhausted, or a rule blocks the request | 429 `quota-exceeded` | RESOURCE_EXHAUSTED |
 //! | the store is unavailable and a rule fails closed | 503 `temporary-reduced-capacity` | UNAVAILABLE |
+//! | too many requests are held | 503 | UNAVAILABLE |
 //! | the request is invalid | 400 | INVALID_ARGUMENT |
 //! | the middleware is misconfigured | 500 | INTERNAL |
 //!
@@ -85,6 +86,10 @@ pub fn error_response(error: &CheckError, form: DenialFormat<'_>) -> Response<By
         CheckError::Misconfigured(_) => {
             (StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, "the request could not be checked")
         }
+        CheckError::Unavailable(_) => {
+            let kind = ProblemType::ReducedCapacity;
+            (kind.status(), kind.code(), "too many requests are in flight")
+        }
     };
     match form {
         DenialFormat::Http => {
@@ -110,12 +115,15 @@ pub enum CheckError {
     BadRequest(String),
     /// The middleware or its rules are misconfigured.
     Misconfigured(String),
+    /// The request cannot be held now, because there are too many holds.
+    Unavailable(String),
 }
 
 impl From<Error> for CheckError {
     fn from(error: Error) -> Self {
         match error {
             Error::Match(_) | Error::Key(_) => Self::BadRequest(error.to_string()),
+            Error::TooManyHolds { .. } => Self::Unavailable(error.to_string()),
             _ => Self::Misconfigured(error.to_string()),
         }
     }

@@ -302,7 +302,12 @@ fn effective_window(tier: &TierDecision) -> Option<u64> {
         return Some(seconds(wait));
     }
     let limit = tier.policy?;
-    if limit.algorithm().properties().has_sliding_window {
+    let properties = limit.algorithm().properties();
+    if !properties.has_window {
+        // slots that are free now may be used now
+        return None;
+    }
+    if properties.has_sliding_window {
         return Some(seconds(limit.window()));
     }
     (!tier.reset_after.is_zero()).then(|| seconds(tier.reset_after))

@@ -19,6 +19,7 @@ use tower_layer::Layer;
 
 use crate::{
     client::ClientAddress,
+    denial::CheckError,
     headers::Dialect,
     labels::{LabelSource, LabelSpec},
     service::RateLimit,
@@ -62,11 +63,15 @@ pub(crate) struct LayerSettings {
     #[cfg(feature = "toml")]
     pub(crate) label_policy: Option<Arc<LabelPolicy>>,
     pub(crate) cost: Option<CostOf>,
+    /// Whether `cost` is an estimate, so that every request is held.
+    pub(crate) has_estimate: bool,
     skip: Option<Skip>,
     pub(crate) dialect: Dialect,
     pub(crate) denial_response: Option<DenialResponse>,
     /// Whether a configuration error was logged.
-    has_logged: Arc<AtomicBool>,
+    has_logged_500: Arc<AtomicBool>,
+    /// Whether it was logged that there are too many holds.
+    has_logged_503: Arc<AtomicBool>,
     /// Whether the rules were compared with the labels.
     has_compared_rules: Arc<AtomicBool>,
 }
@@ -80,10 +85,12 @@ impl RateLimitLayer {
             #[cfg(feature = "toml")]
             label_policy: None,
             cost: None,
+            has_estimate: false,
             skip: None,
             dialect: Dialect::default(),
             denial_response: None,
-            has_logged: Arc::default(),
+            has_logged_500: Arc::default(),
+            has_logged_503: Arc::default(),
             has_compared_rules: Arc::default(),
         };
         Self { settings: Arc::new(settings) }
@@ -229,7 +236,16 @@ impl RateLimitLayer {
     /// Sets the cost of a request; the default is one.
     #[must_use]
     pub fn cost<C: Into<Costs>>(self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> Self {
-        self.with(|settings| settings.cost = Some(Arc::new(move |request| cost(request).into())))
+        self.with_cost(cost, false)
+    }
+
+    /// Sets the estimated cost of a request, in place of [`RateLimitLayer::cost`]. The layer holds every request that a rule matches, and
+    /// settles the hold with the [`ActualCosts`](crate::ActualCosts) when the response ends.
+    ///
+    /// Without an estimate, only requests that an in-flight limit matches are held.
+    #[must_use]
+    pub fn estimate<C: Into<Costs>>(self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> Self {
+        self.with_cost(cost, true)
     }
 
     /// Sets the dialect of the rate limit headers.
@@ -261,6 +277,17 @@ impl RateLimitLayer {
         response: impl Fn(&Parts, &Decision) -> Response<Bytes> + Send + Sync + 'static,
     ) -> Self {
         self.with(|settings| settings.denial_response = Some(Arc::new(response)))
+    }
+
+    fn with_cost<C: Into<Costs>>(
+        self,
+        cost: impl Fn(&Parts) -> C + Send + Sync + 'static,
+        is_estimate: bool,
+    ) -> Self {
+        self.with(|settings| {
+            settings.cost = Some(Arc::new(move |request| cost(request).into()));
+            settings.has_estimate = is_estimate;
+        })
     }
 
     fn with_label(self, name: Cow<'static, str>, source: LabelSource) -> Self {
@@ -311,10 +338,15 @@ impl LayerSettings {
         }
     }
 
-    /// Logs a configuration error, once.
-    pub(crate) fn log_once(&self, problem: &str) {
-        if !self.has_logged.swap(true, Ordering::Relaxed) {
-            tracing::error!("requests are answered with 500: {problem}");
+    /// Logs the first error of each kind that the operator has to fix.
+    pub(crate) fn log_once(&self, error: &CheckError) {
+        let (has_logged, status, problem) = match error {
+            CheckError::BadRequest(_) => return,
+            CheckError::Misconfigured(problem) => (&self.has_logged_500, 500, problem),
+            CheckError::Unavailable(problem) => (&self.has_logged_503, 503, problem),
+        };
+        if !has_logged.swap(true, Ordering::Relaxed) {
+            tracing::error!("requests are answered with {status}: {problem}");
         }
     }
 
@@ -339,10 +371,12 @@ impl Clone for LayerSettings {
             #[cfg(feature = "toml")]
             label_policy: self.label_policy.clone(),
             cost: self.cost.clone(),
+            has_estimate: self.has_estimate,
             skip: self.skip.clone(),
             dialect: self.dialect,
             denial_response: self.denial_response.clone(),
-            has_logged: Arc::clone(&self.has_logged),
+            has_logged_500: Arc::clone(&self.has_logged_500),
+            has_logged_503: Arc::clone(&self.has_logged_503),
             has_compared_rules: Arc::clone(&self.has_compared_rules),
         }
     }

@@ -9,13 +9,15 @@ use std::{
 
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
-use http_body_util::{Either, Full};
-use sluicegate::Decision;
+use sluicegate::{Decision, Error};
 use tower_service::Service;
 
 use crate::{
+    body::ResponseBody,
     denial::{self, CheckError, DenialFormat},
-    headers, labels,
+    headers,
+    hold::{LiveHold, NewHold},
+    labels,
     layer::LayerSettings,
 };
 
@@ -43,18 +45,15 @@ pub struct RateLimit<I> {
     pub(crate) settings: Arc<LayerSettings>,
 }
 
-/// The response of the inner service, or a denial.
-type LimitedResponse<B> = Response<Either<B, Full<Bytes>>>;
-
 impl<I, B, R> Service<Request<B>> for RateLimit<I>
 where
     I: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     I::Future: Send + 'static,
     B: Send + 'static,
 {
-    type Response = LimitedResponse<R>;
+    type Response = Response<ResponseBody<R>>;
     type Error = I::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<LimitedResponse<R>, I::Error>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, I::Error>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), I::Error>> {
         self.inner.poll_ready(context)
@@ -68,24 +67,26 @@ where
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
             if settings.skips(&head) {
-                return Ok(ready.call(Request::from_parts(head, body)).await?.map(Either::Left));
+                return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::inner));
             }
-            let decision = match decide(&settings, &head).await {
-                Ok(decision) => Arc::new(decision),
+            let (decision, hold) = match check(&settings, &head).await {
+                Ok(checked) => checked,
                 Err(error) => {
-                    if let CheckError::Misconfigured(problem) = &error {
-                        settings.log_once(problem);
-                    }
-                    return Ok(denial::error_response(&error, DenialFormat::of(&head)).map(own_body));
+                    settings.log_once(&error);
+                    return Ok(
+                        denial::error_response(&error, DenialFormat::of(&head)).map(ResponseBody::denial)
+                    );
                 }
             };
+            let decision = Arc::new(decision);
             let mut response = if decision.is_allowed() {
                 head.extensions.insert(Arc::clone(&decision));
+                let hold = hold.and_then(|hold| hold.start(&settings.limiter, &mut head.extensions));
                 let mut response = ready.call(Request::from_parts(head, body)).await?;
                 headers::add(response.headers_mut(), &decision, settings.dialect);
-                response.map(Either::Left)
+                with_hold(response, hold)
             } else {
-                denial_response(&settings, &head, &decision).map(own_body)
+                denial_response(&settings, &head, &decision).map(ResponseBody::denial)
             };
             response.extensions_mut().insert(decision);
             Ok(response)
@@ -93,11 +94,32 @@ where
     }
 }
 
-async fn decide(settings: &LayerSettings, head: &Parts) -> Result<Decision, CheckError> {
+/// Checks a request, and holds it if its cost is an estimate or an in-flight limit matches it.
+async fn check(settings: &LayerSettings, head: &Parts) -> Result<(Decision, Option<NewHold>), CheckError> {
     let labels = labels::read(settings, head)?;
+    let request = sluicegate::limiter::Request::new(&labels, settings.cost(head));
     // The client's `grpc-timeout` does not shorten the limiter's deadline: with a short timeout a client could force a
     // decision without the store, which allows the request if a rule fails open.
-    Ok(settings.limiter.check(&labels, settings.cost(head)).await?)
+    if !settings.has_estimate {
+        match settings.limiter.start(&request) {
+            Err(Error::NeedsHold { .. }) => {}
+            progress => return Ok((progress?.decision().await?, None)),
+        }
+    }
+    // boxed to keep the future of requests without holds small
+    let hold = Box::pin(settings.limiter.hold_request(request).decide()).await?;
+    let (decision, hold) = NewHold::of(hold);
+    Ok((decision, Some(hold)))
+}
+
+fn with_hold<B>(response: Response<B>, hold: Option<LiveHold>) -> Response<ResponseBody<B>> {
+    match hold {
+        Some(mut hold) => {
+            hold.use_costs_of(response.extensions());
+            response.map(|body| ResponseBody::held(body, hold))
+        }
+        None => response.map(ResponseBody::inner),
+    }
 }
 
 fn denial_response(settings: &LayerSettings, head: &Parts, decision: &Decision) -> Response<Bytes> {
@@ -109,10 +131,6 @@ fn denial_response(settings: &LayerSettings, head: &Parts, decision: &Decision) 
         }
         None => denial::response(decision, settings.dialect, DenialFormat::of(head)),
     }
-}
-
-fn own_body<B>(body: Bytes) -> Either<B, Full<Bytes>> {
-    Either::Right(Full::new(body))
 }
 
 impl<I: Clone> Clone for RateLimit<I> {

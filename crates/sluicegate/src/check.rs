@@ -41,11 +41,18 @@ pub struct HoldCall {
     pub operation: HoldOperation,
 }
 
-/// What happens to a hold. Only [`HoldOperation::Hold`] is conditional; the operation of the other checks is [`Operation::Charge`].
+/// What happens to a hold. Only [`HoldOperation::Hold`] and [`HoldOperation::HoldNew`] are conditional; the operation of the other checks
+/// is [`Operation::Charge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HoldOperation {
     /// Check, and record the admitted request under the id. The operation of the check is [`Operation::Check`].
     Hold {
+        /// When the hold expires, from now.
+        ttl: Duration,
+    },
+    /// The same for an id that is not trusted: an id that is known conflicts, also if the hold is the same, and a denial never takes back a
+    /// hold that exists. Sent only once, so that a conflict is never with itself.
+    HoldNew {
         /// When the hold expires, from now.
         ttl: Duration,
     },
@@ -111,6 +118,19 @@ pub enum CheckError {
 }
 
 impl HoldOperation {
+    /// Returns when the hold of this operation expires, from now, if it makes one.
+    pub(crate) fn new_ttl(self) -> Option<Duration> {
+        match self {
+            Self::Hold { ttl } | Self::HoldNew { ttl } => Some(ttl),
+            _ => None,
+        }
+    }
+
+    /// Whether the operation makes a hold whose id must be new.
+    pub(crate) fn needs_new_id(self) -> bool {
+        matches!(self, Self::HoldNew { .. })
+    }
+
     /// Returns the operation for some tiers of its check.
     #[cfg(feature = "redis")]
     pub(crate) fn for_tiers(self, places: &[usize]) -> Self {
@@ -174,7 +194,7 @@ impl Check {
     #[must_use]
     pub fn with_hold(mut self, id: HoldId, operation: HoldOperation) -> Self {
         self.operation = match operation {
-            HoldOperation::Hold { .. } => Operation::Check,
+            HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => Operation::Check,
             _ => Operation::Charge,
         };
         self.count = 1;

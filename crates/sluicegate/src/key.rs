@@ -14,6 +14,7 @@
 
 use std::{
     fmt,
+    hash::{Hash, Hasher},
     sync::{Arc, LazyLock},
 };
 
@@ -155,8 +156,26 @@ impl Key {
 }
 
 /// The id of a hold, encoded like an identity.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct HoldId(Arc<str>);
+#[derive(Clone)]
+pub struct HoldId {
+    text: Arc<str>,
+    /// Whether this process made the id, so that no caller repeats it.
+    is_random: bool,
+}
+
+impl PartialEq for HoldId {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for HoldId {}
+
+impl Hash for HoldId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
+    }
+}
 
 /// Why the id of a hold is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -186,40 +205,50 @@ impl HoldId {
 
     /// Creates an id from any bytes that are not empty; long ones are hashed.
     pub fn hashed(id: impl AsRef<[u8]>) -> Self {
-        Self(identity(&[Some(id.as_ref())]).as_str().into())
+        Self::of_text(identity(&[Some(id.as_ref())]).as_str())
     }
 
     /// Creates an id that no other hold has.
     pub fn random() -> Self {
-        Self(format!("{:016x}{:016x}", random(), random()).into())
+        let text = format!("{:016x}{:016x}", random(), random());
+        Self { text: text.into(), is_random: true }
     }
 
     fn encoded(id: &[u8]) -> Self {
         let mut text = vec![0; MAX_ENCODED * id.len()];
         let len = encode(id, &mut text).expect("the buffer fits every encoded byte");
-        Self(ascii(&text[..len]).into())
+        Self::of_text(ascii(&text[..len]))
+    }
+
+    fn of_text(text: &str) -> Self {
+        Self { text: text.into(), is_random: false }
+    }
+
+    /// Whether this process made the id, so that no caller repeats it.
+    pub(crate) fn is_random(&self) -> bool {
+        self.is_random
     }
 
     /// Returns the id of this encoded text; `None` if it cannot be one.
     pub(crate) fn from_encoded(id: &str) -> Option<Self> {
-        is_encoded(id, MAX_ENCODED * MAX_HOLD_ID).then(|| Self(id.into()))
+        is_encoded(id, MAX_ENCODED * MAX_HOLD_ID).then(|| Self::of_text(id))
     }
 
     /// Returns the encoded id.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 
 impl fmt::Debug for HoldId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.text.fmt(f)
     }
 }
 
 impl fmt::Display for HoldId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 

@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 from sluicegate.blocking import MAX_IDLE, no_connection
 from sluicegate.deadline import remaining
 from sluicegate.endpoint import Endpoint
-from sluicegate.errors import BadResponse, NotSent, TlsError, Unavailable
+from sluicegate.errors import BadResponse, ConnectionLost, NotSent, TlsError, Unavailable
 from sluicegate.http1 import Response, ResponseParser
 from sluicegate.readiness import is_readable
 from sluicegate.resolver import Resolver
@@ -54,12 +54,12 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> None:
         """Closes the connection: the server sends nothing more."""
         self._is_closed = True
-        self._fail(Unavailable("connection closed before the response"))
+        self._fail(ConnectionLost("connection closed before the response"))
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fails the request in flight."""
         self._is_closed = True
-        self._fail(Unavailable(f"connection lost: {error}" if error else "connection closed before the response"))
+        self._fail(ConnectionLost(f"connection lost: {error}" if error else "connection closed before the response"))
 
     def is_usable(self) -> bool:
         """Returns whether the server kept the connection open while it was idle."""

@@ -9,7 +9,8 @@ from sluicegate.async_client import AsyncClient
 from sluicegate.decision import Decision
 from sluicegate.denial import Problem, bad_request, denial
 from sluicegate.errors import InvalidValue
-from sluicegate.guard import decide_async
+from sluicegate.guard import decide_async, hold_async
+from sluicegate.hold import AsyncHold
 from sluicegate.request_check import CostValue, Labels, LimitValue, RequestCheck, Skip, Value
 from sluicegate.request_view import AsgiRequest
 
@@ -21,6 +22,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # The key of the scope under which an application finds the decision.
 DECISION = "sluicegate.decision"
+# The key under which it finds the hold, if the middleware holds requests.
+HOLD = "sluicegate.hold"
 
 
 class RateLimitMiddleware:
@@ -28,6 +31,9 @@ class RateLimitMiddleware:
 
     Pass labels for the server's rules, or a limit with a key. Functions receive an `AsgiRequest`. `denied` returns the
     ASGI application that responds to a denied request, for example a Starlette response.
+
+    With `hold=True` each request is held until the application returns, after the end of its response, as rules with
+    the algorithm `concurrency` need it. The application sets the actual cost: `scope[HOLD].actual_cost = …`.
     """
 
     def __init__(
@@ -42,11 +48,13 @@ class RateLimitMiddleware:
         cost: CostValue[AsgiRequest] = 1,
         skip: Skip[AsgiRequest] | None = None,
         denied: Callable[[AsgiRequest, Decision], App] | None = None,
+        hold: bool = False,
     ) -> None:
         self._app = app
         self._client = AsyncClient(client) if isinstance(client, str) else client
         self._check = RequestCheck(labels=labels, limit=limit, key=key, scope=scope, cost=cost, skip=skip)
         self._denied = denied
+        self._holds = hold
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a connection."""
@@ -54,8 +62,13 @@ class RateLimitMiddleware:
             await self._app(scope, receive, send)
             return
         request = AsgiRequest(scope)
+        hold: AsyncHold | None = None
         try:
-            decision = await decide_async(self._client, lambda: self._check.build(request, request))
+            if self._holds:
+                hold = await hold_async(self._client, lambda: self._check.build(request, request))
+                decision = None if hold is None else hold.decision
+            else:
+                decision = await decide_async(self._client, lambda: self._check.build(request, request))
         except InvalidValue as error:
             await _respond(bad_request(error))(scope, receive, send)
             return
@@ -64,12 +77,32 @@ class RateLimitMiddleware:
             return
         scope[DECISION] = decision
         app = self._app if decision.allowed else self._denial(request, decision)
+        if hold is not None and decision.allowed:
+            scope[HOLD] = hold
+            app = _held(app, hold)
         await app(scope, receive, send_with_headers(send, decision.headers))
 
     def _denial(self, request: AsgiRequest, decision: Decision) -> App:
         if self._denied is not None:
             return self._denied(request, decision)
         return _respond(denial(decision))
+
+
+def _held(app: App, hold: AsyncHold) -> App:
+    """Returns an application that ends the hold after the response.
+
+    An exception settles the estimate: a client that can cause one must not avoid the charge.
+    """
+
+    async def held_app(scope: Scope, receive: Receive, send: Send) -> None:
+        async with hold:
+            try:
+                await app(scope, receive, send)
+            except Exception:
+                hold.keep_estimate()
+                raise
+
+    return held_app
 
 
 def send_with_headers(send: Send, headers: Mapping[str, str]) -> Send:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal
 
+from sluicegate import hold_request
 from sluicegate.aio import Pool
 from sluicegate.check import Check, Cost
-from sluicegate.core import DEFAULT_DEADLINE, DEFAULT_MAX_CONNECTIONS, Core, Decides, Settings
+from sluicegate.core import DEFAULT_DEADLINE, DEFAULT_MAX_CONNECTIONS, MIN_DEADLINE, Core, Decides, Settings
 from sluicegate.decision import (
     Decision,
     Explanation,
@@ -22,12 +23,16 @@ from sluicegate.decision import (
     reset_from_json,
 )
 from sluicegate.endpoint import Path
-from sluicegate.errors import InvalidRequest, SluicegateError, Unavailable
+from sluicegate.errors import ConnectionLost, InvalidRequest, NotSent, SluicegateError, Unavailable
 from sluicegate.failure_policy import OnFailure
 from sluicegate.fork import reset_after_fork
+from sluicegate.hold import AsyncHold, PendingHold
+from sluicegate.hold_request import HoldAdjustment, HoldAnswer
 from sluicegate.http1 import Response
 from sluicegate.limit import Limit
 from sluicegate.resolver import Resolver
+from sluicegate.settlement import QUEUED, Settlement, settlement_from_json
+from sluicegate.settlement_queue import SettlementQueue
 
 
 class AsyncClient:
@@ -51,6 +56,7 @@ class AsyncClient:
     ) -> None:
         settings = Settings(url, token, deadline, on_failure, ca, client_cert, max_connections)
         self._core = Core(settings)
+        self._settlements = SettlementQueue(self._core)
         self._resolver = Resolver(self._core.endpoint.host)
         self._max_connections = max_connections
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
@@ -111,6 +117,87 @@ class AsyncClient:
             except Unavailable as error:
                 core.report(error)
         return [core.decide_without_server("check", check) for check in checks]
+
+    def hold(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        key: str | None = None,
+        limit: Limit | str | None = None,
+        cost: Cost = 1,
+        id: str | None = None,
+        ttl: float | None = None,
+        headers: bool = False,
+        deadline: float | None = None,
+    ) -> PendingHold:
+        """Decides about a request with an estimated cost, and holds it until the actual cost is known.
+
+        Rules with the algorithm `concurrency` need a hold. Use it as a context manager:
+        `async with client.hold(…) as hold:`. Without an `id`, a random one is used; the same id again, while the hold
+        is live, gets the first answer. The hold expires after `ttl` seconds; by default after the shortest `ttl` of the
+        rules, or 60 seconds.
+        """
+        return self.hold_with(Check(labels, key, limit, cost), id=id, ttl=ttl, headers=headers, deadline=deadline)
+
+    def hold_with(
+        self,
+        check: Check,
+        *,
+        id: str | None = None,
+        ttl: float | None = None,
+        headers: bool = False,
+        deadline: float | None = None,
+    ) -> PendingHold:
+        """Holds a request that is given as an object."""
+        return PendingHold(self._hold(check, id, ttl, headers=headers, deadline=deadline))
+
+    async def settle(
+        self,
+        token: str | None = None,
+        *,
+        cost: Cost,
+        labels: Mapping[str, str] | None = None,
+        key: str | None = None,
+        limit: Limit | str | None = None,
+        id: str | None = None,
+        deadline: float | None = None,
+    ) -> Settlement:
+        """Replaces the estimate of a hold by the actual cost, once. A unit that is not named keeps its estimate.
+
+        Pass the token of the hold, or its labels or its key and limit with its id. If the server is unavailable, the
+        call is repeated in the background, and the outcome is `queued`.
+        """
+        reference = hold_request.reference_of(token, Check(labels, key, limit), id)
+        return await self._adjust_hold(hold_request.settle(reference, cost), deadline)
+
+    async def release(
+        self,
+        token: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        key: str | None = None,
+        limit: Limit | str | None = None,
+        id: str | None = None,
+        deadline: float | None = None,
+    ) -> Settlement:
+        """Refunds the estimate of a hold. Otherwise like `settle`."""
+        reference = hold_request.reference_of(token, Check(labels, key, limit), id)
+        return await self._adjust_hold(hold_request.release(reference), deadline)
+
+    async def renew(
+        self,
+        token: str | None = None,
+        *,
+        ttl: float,
+        labels: Mapping[str, str] | None = None,
+        key: str | None = None,
+        limit: Limit | str | None = None,
+        id: str | None = None,
+        deadline: float | None = None,
+    ) -> Settlement:
+        """Moves the expiry of a hold to `ttl` seconds from now, if that is later. Raises `Unavailable`."""
+        reference = hold_request.reference_of(token, Check(labels, key, limit), id)
+        return await self._adjust_hold(hold_request.renew(reference, ttl), deadline)
 
     async def charge(
         self,
@@ -180,8 +267,17 @@ class AsyncClient:
         """Logs an error that `check` raised, at most once a minute, and decides by the failure policy."""
         return self._core.decide_despite(error, check)
 
+    def hold_despite(self, error: SluicegateError, check: Check) -> AsyncHold:
+        """Logs an error that `hold` raised, at most once a minute, and decides by the failure policy."""
+        return self._guard(check, HoldAnswer(self.decide_despite(error, check), id=""))
+
     async def aclose(self) -> None:
-        """Closes the idle connections of the running event loop."""
+        """Closes the idle connections of the running event loop.
+
+        Waits up to the deadline for settlements in the background.
+        """
+        if len(self._settlements) > 0:
+            await asyncio.to_thread(self._settlements.wait_until_empty, self._core.deadline(None))
         self._pool().close()
         # Transports close their sockets in the next iteration of the event loop.
         await asyncio.sleep(0)
@@ -198,7 +294,7 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the idle connections."""
+        """Closes the client."""
         await self.aclose()
 
     async def _decide(self, operation: Decides, check: Check, *, headers: bool, deadline: float | None) -> Decision:
@@ -224,6 +320,70 @@ class AsyncClient:
         seconds = core.deadline(deadline)
         request = core.encode_adjustment(operation, check, options, deadline=seconds)
         return core.received(await self._send(request, seconds), decision_from_json)
+
+    async def _hold(
+        self, check: Check, id: str | None, ttl: float | None, *, headers: bool, deadline: float | None
+    ) -> AsyncHold:
+        core = self._core
+        seconds = core.deadline(deadline)
+        request = hold_request.hold_request(check, id, ttl, headers=headers)
+        reference: hold_request.Reference | None = None
+        if core.admits():
+            try:
+                response = await self._send_again(lambda left: core.encode_hold(request, deadline=left), seconds)
+                return self._guard(check, core.read_hold(response, request))
+            except Unavailable as error:
+                core.report(error)
+                reference = None if isinstance(error, NotSent) else request.reference()
+            except asyncio.CancelledError:
+                # The server may have received the request.
+                self._settlements.add(hold_request.release(request.reference()))
+                raise
+        decision = core.decide_without_server("check", check)
+        if not decision.allowed and reference is not None:
+            # The server may have admitted it.
+            self._settlements.add(hold_request.release(reference))
+            reference = None
+        return self._guard(check, HoldAnswer(decision, request.id, reference=reference, ttl=ttl))
+
+    def _guard(self, check: Check, answer: HoldAnswer) -> AsyncHold:
+        return AsyncHold(answer, check.cost, self._core.report_dropped, self._adjust_hold)
+
+    async def _adjust_hold(self, adjustment: HoldAdjustment, deadline: float | None) -> Settlement:
+        """Sends a call. One that ends the hold is repeated in the background if the server does not answer."""
+        core = self._core
+        seconds = core.deadline(deadline)
+        is_end = adjustment.operation != "renew"
+        try:
+            if is_end and not core.admits():
+                raise core.circuit_open()
+            response = await self._send_again(
+                lambda left: core.encode_hold_adjustment(adjustment, deadline=left), seconds
+            )
+            return core.received(response, settlement_from_json)
+        except Unavailable:
+            if is_end and self._settlements.add(adjustment):
+                return QUEUED
+            raise
+        except asyncio.CancelledError:
+            if is_end:
+                self._settlements.add(adjustment)
+            raise
+
+    async def _send_again(self, encode: Callable[[float], bytes], seconds: float) -> Response:
+        """Sends an idempotent request, and once more if its connection is lost."""
+        expires = time.monotonic() + seconds
+        try:
+            return await self._send(encode(seconds), seconds)
+        except ConnectionLost as lost:
+            left = expires - time.monotonic()
+            if left < MIN_DEADLINE:
+                raise
+            try:
+                return await self._send(encode(left), left)
+            except NotSent:
+                # The first request may have arrived.
+                raise lost from None
 
     async def _send(self, request: bytes, seconds: float) -> Response:
         try:

@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from sluicegate.deadline import remaining
 from sluicegate.endpoint import Endpoint
-from sluicegate.errors import NotSent, TlsError, Unavailable
+from sluicegate.errors import ConnectionLost, NotSent, TlsError, Unavailable
 from sluicegate.fork import reset_after_fork
 from sluicegate.http1 import Response, ResponseParser
 from sluicegate.readiness import is_readable
@@ -48,7 +48,7 @@ class Connection:
             except OSError as error:
                 raise _unavailable(error) from error
             if not data:
-                raise Unavailable("connection closed before the response")
+                raise ConnectionLost("connection closed before the response")
             response = parser.feed(data)
             if response is not None:
                 return response
@@ -207,4 +207,4 @@ def _unavailable(error: OSError) -> Unavailable:
         return Unavailable("deadline exceeded")
     if isinstance(error, ssl.SSLError):
         return TlsError(f"TLS failed: {error}: check ca and client_cert")
-    return Unavailable(f"connection lost: {error}")
+    return ConnectionLost(f"connection lost: {error}")

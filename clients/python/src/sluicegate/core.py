@@ -15,14 +15,20 @@ from sluicegate.endpoint import Path, parse_endpoint
 from sluicegate.errors import (
     AuthenticationError,
     BadResponse,
+    HoldConflict,
     InvalidRequest,
+    NotSent,
     SluicegateError,
     Unavailable,
 )
 from sluicegate.failure_policy import OnFailure, policy_for
+from sluicegate.hold_request import HoldAdjustment, HoldAnswer, HoldRequest, answer_from_json
 from sluicegate.http1 import RequestEncoder, Response
 from sluicegate.message_log import MessageLog
 
+# The shortest and the longest deadline, in seconds.
+MIN_DEADLINE = 0.001
+MAX_DEADLINE = 60
 # Time that a call takes at most, in seconds: connecting, writing and reading.
 DEFAULT_DEADLINE = 0.1
 # Maximum number of connections of a client.
@@ -101,6 +107,14 @@ class Core:
         fields.update((name, value) for name, value in options.items() if value is not None)
         return self._encode(operation, fields, deadline)
 
+    def encode_hold(self, request: HoldRequest, *, deadline: float) -> bytes:
+        """Encodes a hold."""
+        return self._encode("hold", dict(request.fields), deadline)
+
+    def encode_hold_adjustment(self, adjustment: HoldAdjustment, *, deadline: float) -> bytes:
+        """Encodes a call that settles, releases or renews a hold."""
+        return self._encode(adjustment.operation, dict(adjustment.fields), deadline)
+
     def admits(self) -> bool:
         """Returns whether a call may use the server."""
         return self._breaker.admits()
@@ -150,6 +164,18 @@ class Core:
         """Logs an error that the failure policy hides from the caller, once per minute for each message."""
         self._errors.error(f"{error}; the failure policy decided")
 
+    def report_dropped(self, error: SluicegateError) -> None:
+        """Logs that a hold could not be settled or released, once per minute for each message."""
+        self._errors.error(f"{error}; the hold was not settled, and counts until it expires")
+
+    def circuit_open(self) -> Unavailable:
+        """Returns the exception for a call that is not sent while the circuit breaker is open."""
+        return NotSent(f"sluicegate server {self.endpoint} unavailable: circuit breaker open")
+
+    def read_hold(self, response: Response, request: HoldRequest) -> HoldAnswer:
+        """Reads the answer to a hold."""
+        return self.received(response, lambda body: answer_from_json(request, body))
+
     def read_decision(self, response: Response, check: Check) -> Decision:
         """Reads the decision about a check."""
         return self.received(response, lambda body: decision_from_json(body, check.limit_name))
@@ -178,12 +204,14 @@ class Core:
             )
         if status == 503:
             return Unavailable(f"sluicegate server {self.endpoint}: {detail}")
+        if status == 409:
+            return HoldConflict(f"sluicegate server {self.endpoint}: {detail}")
         if status >= 500:
             return BadResponse(f"sluicegate server {self.endpoint} failed with status {status}: {detail}")
         return InvalidRequest(f"sluicegate server {self.endpoint}: {detail}")
 
 
 def _valid_deadline(deadline: float) -> float:
-    if not 0.001 <= deadline <= 60:
-        raise ValueError(f"deadline {deadline!r} is out of range: use 0.001 to 60 seconds")
+    if not MIN_DEADLINE <= deadline <= MAX_DEADLINE:
+        raise ValueError(f"deadline {deadline!r} is out of range: use {MIN_DEADLINE} to {MAX_DEADLINE} seconds")
     return deadline

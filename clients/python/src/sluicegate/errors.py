@@ -18,6 +18,10 @@ class InvalidValue(InvalidRequest):
     """
 
 
+class HoldConflict(InvalidRequest):
+    """The id belongs to a hold with another cost, or to one that has ended. Nothing was charged."""
+
+
 class AuthenticationError(SluicegateError):
     """The server rejected the token, or the token lacks the scope of the call."""
 
@@ -25,8 +29,8 @@ class AuthenticationError(SluicegateError):
 class Unavailable(SluicegateError):
     """The server or its store did not answer before the deadline.
 
-    The request may have been charged, so it is never repeated automatically. With `is_local`, the deadline was spent
-    in this process, for example by waiting for a connection, so the circuit breaker does not count it.
+    The request may have been charged, so a check is never repeated automatically. With `is_local`, the deadline was
+    spent in this process, for example by waiting for a connection, so the circuit breaker does not count it.
     """
 
     def __init__(self, message: str, *, is_local: bool = False) -> None:
@@ -36,6 +40,10 @@ class Unavailable(SluicegateError):
 
 class BadResponse(Unavailable):
     """The response is not one of a sluicegate server."""
+
+
+class ConnectionLost(Unavailable):
+    """The connection was lost before the response. The request may have been charged."""
 
 
 class TlsError(Unavailable):

@@ -76,6 +76,8 @@ class LocalBucket:
         if processes < 1 or max_keys < 1:
             raise ValueError("processes and max_keys are at least 1")
         self._limit = to_limit(limit)
+        if self._limit.window is None:
+            raise ValueError("concurrency has no token bucket: use an amount per window")
         self._per = None if per is None else frozenset(per)
         self._processes = processes
         self._max_keys = max_keys
@@ -121,9 +123,11 @@ class LocalBucket:
         if check.limit is None:
             return self._limit
         try:
-            return to_limit(check.limit)
+            limit = to_limit(check.limit)
         except InvalidRequest:
             return self._limit
+        # A limit of requests in flight has no window.
+        return self._limit if limit.window is None else limit
 
     def _subject(self, check: Check) -> object:
         """Returns the key, or the labels that select a bucket."""

@@ -20,12 +20,13 @@ from fastapi import Depends, HTTPException, Request, Response, WebSocket
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from sluicegate.asgi import DECISION
+from sluicegate.asgi import DECISION, HOLD
 from sluicegate.async_client import AsyncClient
 from sluicegate.decision import Decision
 from sluicegate.denial import bad_request, denial
 from sluicegate.errors import InvalidValue
 from sluicegate.guard import decide_async
+from sluicegate.hold import AsyncHold
 from sluicegate.labels import client_ip
 from sluicegate.request_check import CostValue, Labels, LimitValue, RequestCheck, Skip, Value, merged_labels
 from sluicegate.request_view import AsgiRequest
@@ -35,6 +36,17 @@ Dependency = Callable[[Request, Response], Awaitable[Decision | None]]
 
 # The start of the names of the parameters that the decorator adds to an endpoint.
 _PARAMETER = "sluicegate_decision"
+
+
+def current_hold(request: Request) -> AsyncHold:
+    """A dependency whose value is the hold of `RateLimitMiddleware(…, hold=True)`.
+
+    The endpoint sets the actual cost: `hold.actual_cost = {"tokens": 120}`.
+    """
+    hold = request.scope.get(HOLD)
+    if not isinstance(hold, AsyncHold):
+        raise TypeError("the request has no hold: add RateLimitMiddleware with hold=True, without skipping this path")
+    return hold
 
 
 class RateLimited(HTTPException):

@@ -18,6 +18,7 @@ from sluicegate.check import Check
 from sluicegate.client import Client
 from sluicegate.decision import Decision
 from sluicegate.errors import InvalidValue, SluicegateError
+from sluicegate.hold import AsyncHold
 
 # What a failure policy sees of a request whose labels could not be read.
 _WITHOUT_LABELS = Check(labels={})
@@ -45,3 +46,15 @@ async def decide_async(client: AsyncClient, build: Callable[[], Check | None]) -
         raise
     except SluicegateError as error:
         return client.decide_despite(error, check or _WITHOUT_LABELS)
+
+
+async def hold_async(client: AsyncClient, build: Callable[[], Check | None]) -> AsyncHold | None:
+    """Builds and holds a request, as `decide` does."""
+    check: Check | None = None
+    try:
+        check = build()
+        return None if check is None else await client.hold_with(check, headers=True)
+    except InvalidValue:
+        raise
+    except SluicegateError as error:
+        return client.hold_despite(error, check or _WITHOUT_LABELS)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from sluicegate.errors import InvalidRequest
 
-Algorithm = Literal["token-bucket", "fixed-window", "sliding-log", "sliding-counter"]
+Algorithm = Literal["token-bucket", "fixed-window", "sliding-log", "sliding-counter", "concurrency"]
 
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 # Periods of the calendar, with the most days of each.
@@ -45,7 +45,8 @@ class Limit:
     """
 
     amount: int
-    window: str | timedelta
+    #: Not for `concurrency`, which limits requests in flight instead of an amount per window.
+    window: str | timedelta | None = None
     algorithm: Algorithm = "token-bucket"
     burst: int | None = None
     #: The time zone of a calendar window (`1 day`, `1 week`, `1 month`, `1 quarter`, `1 year`); UTC if unset.
@@ -54,6 +55,10 @@ class Limit:
     anchor: int | str | None = None
     #: How much of the limit the server may charge in advance for a hot key: `1%`, or a number of units.
     lease: str | int | None = None
+    #: Whether the estimate of a hold that expires stays charged (`charge`) or is refunded (`release`).
+    on_expiry: Literal["charge", "release"] | None = None
+    #: How much the actual cost of a hold may exceed its estimate; the capacity if unset.
+    max_excess: int | None = None
 
     def __post_init__(self) -> None:
         """Rejects values that no algorithm accepts."""
@@ -61,6 +66,12 @@ class Limit:
             raise InvalidRequest(f"amount {self.amount!r} is out of range: use an integer of at least 1")
         if self.burst is not None and not _is_count(self.burst):
             raise InvalidRequest(f"burst {self.burst!r} is out of range: use an integer of at least 1")
+        if self.algorithm == "concurrency":
+            if self.window is not None:
+                raise InvalidRequest(f"window {self.window!r}: concurrency has no window: remove it")
+            return
+        if self.window is None:
+            raise InvalidRequest(f'{self.algorithm} needs a window: add one, for example "1m"')
         if self.window_ms < 1:
             raise InvalidRequest(f"window {self.window!r} is out of range: use at least 1 ms")
         if self._is_calendar and self.algorithm != "fixed-window":
@@ -71,7 +82,9 @@ class Limit:
 
     @property
     def window_ms(self) -> int:
-        """The window in milliseconds; of a calendar window, its longest period."""
+        """The window in milliseconds; of a calendar window, its longest period; 0 for `concurrency`."""
+        if self.window is None:
+            return 0
         if isinstance(self.window, timedelta):
             return self.window // timedelta(milliseconds=1)
         days = _CALENDAR_DAYS.get(self.window)
@@ -91,18 +104,23 @@ class Limit:
         """Parses a rate such as `100/minute`, `5 per 10 seconds` or `10/5m`, as a token bucket.
 
         >>> Limit.parse("100/minute")
-        Limit(amount=100, window='60000ms', algorithm='token-bucket', burst=None, zone=None, anchor=None, lease=None)
+        Limit(amount=100, window='60000ms', algorithm='token-bucket', burst=None, zone=None, anchor=None, ...)
         """
         return _parse_rate(text)
 
     def to_json(self) -> dict[str, object]:
         """Returns the limit as the server expects it."""
-        fields: dict[str, object] = {
-            "algorithm": self.algorithm,
-            "amount": self.amount,
-            "window": self.window if self._is_calendar else f"{self.window_ms}ms",
+        fields: dict[str, object] = {"algorithm": self.algorithm, "amount": self.amount}
+        if self.window is not None:
+            fields["window"] = self.window if self._is_calendar else f"{self.window_ms}ms"
+        optional = {
+            "burst": self.burst,
+            "zone": self.zone,
+            "anchor": self.anchor,
+            "lease": self.lease,
+            "on_expiry": self.on_expiry,
+            "max_excess": self.max_excess,
         }
-        optional = {"burst": self.burst, "zone": self.zone, "anchor": self.anchor, "lease": self.lease}
         fields.update((name, value) for name, value in optional.items() if value is not None)
         return fields
 

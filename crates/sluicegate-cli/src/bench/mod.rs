@@ -42,7 +42,7 @@ use crate::{
     CommandResult,
     client::{
         http_client::SERVER_VARIABLE,
-        request::{Rate, algorithm_names, rate},
+        request::{Rate, rate, windowed_algorithm_names},
     },
     format,
     output::{OutputFormat, Progress},
@@ -104,7 +104,7 @@ pub(crate) struct Bench {
     limit: Rate,
 
     /// Algorithm of the limit
-    #[arg(long, default_value = "token-bucket", value_parser = algorithm_names())]
+    #[arg(long, default_value = "token-bucket", value_parser = windowed_algorithm_names())]
     algorithm: String,
 
     /// Burst of a token bucket [default: the amount]

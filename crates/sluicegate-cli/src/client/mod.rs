@@ -1,17 +1,20 @@
-//! `sluicegate check`, `peek`, `charge`, `refund`, `reset` and `explain`: one request to a server, or to a store directly;
-//! `sluicegate health`: the readiness of a server.
+//! `sluicegate check`, `peek`, `charge`, `refund`, `reset`, `explain`, `hold`, `settle`, `release` and `renew`: one request to a server, or to
+//! a store directly; `sluicegate health`: the readiness of a server.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `request` | request arguments and the API's JSON body |
 //! | `target` | destination: a server, or the store of a configuration, through the same API without a network |
+//! | `hold`, `print_hold` | holds: their commands and text output |
 //! | `health` | readiness of a server, for health checks |
 //! | `http_client` | HTTP client, with error messages that state the fix |
 //! | `print` | text output of responses |
 
 mod health;
+mod hold;
 pub(crate) mod http_client;
 pub(crate) mod print;
+mod print_hold;
 pub(crate) mod request;
 mod target;
 
@@ -24,8 +27,9 @@ use sluicegate_server::http::{
 
 use self::{
     health::Health,
+    hold::{HoldArgs, ReleaseArgs, RenewArgs, SettleArgs},
     print::Response,
-    request::{CostArg, RequestArgs, RequestBody, timestamp_us},
+    request::{CostArg, RequestArgs, RequestBody, required_request, timestamp_us},
     target::{RawResponse, TargetArgs},
 };
 use crate::{
@@ -76,6 +80,29 @@ pub(crate) enum ClientCommand {
     /// Shows the rules that apply, the counter and arithmetic of each, and why the other rules do not apply.
     Explain(DecisionArgs),
 
+    /// Check a request with an estimated cost, and hold it until its actual cost is known
+    ///
+    /// Prints the token with which the hold is settled, released or renewed. Exit status: 0 held, 1 denied, 2 error.
+    #[command(after_long_help = hold::EXAMPLES)]
+    Hold(HoldArgs),
+
+    /// Replace the estimate of a hold by its actual cost, once
+    ///
+    /// Refunds the difference, or charges the excess. A unit that --cost does not name keeps its estimate. Exit status: 0 settled, now or
+    /// before; 1 there is no such hold; 2 error.
+    #[command(after_long_help = hold::EXAMPLES)]
+    Settle(SettleArgs),
+
+    /// Release a hold: refund its estimate
+    ///
+    /// Exit status: 0 released, now or before; 1 there is no such hold; 2 error.
+    Release(ReleaseArgs),
+
+    /// Renew a hold: move its expiry
+    ///
+    /// Exit status: 0 renewed; 1 the hold has ended, or there is no such hold; 2 error.
+    Renew(RenewArgs),
+
     /// Show whether a server is ready to receive requests, for health checks
     ///
     /// Calls /readyz, which needs no token. Exit status: 0 ready, 1 not ready, 2 error.
@@ -84,6 +111,7 @@ pub(crate) enum ClientCommand {
 
 /// Arguments of `check`, `peek` and `explain`.
 #[derive(Args)]
+#[command(group(required_request()))]
 pub(crate) struct DecisionArgs {
     #[command(flatten)]
     request: RequestArgs,
@@ -118,6 +146,7 @@ pub(crate) struct RefundArgs {
 
 /// Arguments of `reset`.
 #[derive(Args)]
+#[command(group(required_request()))]
 pub(crate) struct ResetArgs {
     #[command(flatten)]
     request: RequestArgs,
@@ -146,17 +175,21 @@ impl ClientCommand {
             Self::Check(args) => args.decide("check", print::check, format).await,
             Self::Peek(args) => args.decide("peek", print::peek, format).await,
             Self::Explain(args) => args.explain(format).await,
+            Self::Hold(args) => args.run(format).await,
+            Self::Settle(args) => args.run(format).await,
+            Self::Release(args) => args.run(format).await,
+            Self::Renew(args) => args.run(format).await,
             Self::Health(health) => health.run(format).await,
             Self::Charge(ChargeArgs { decision, filter }) => {
-                let body = RequestBody { rules: filter.rules, ..decision.body() };
+                let body = RequestBody { rules: filter.rules, ..decision.body()? };
                 decide(&decision.target, "charge", &body, print::charge, format).await
             }
             Self::Refund(RefundArgs { charge: ChargeArgs { decision, filter }, at }) => {
-                let body = RequestBody { rules: filter.rules, at_us: at, ..decision.body() };
+                let body = RequestBody { rules: filter.rules, at_us: at, ..decision.body()? };
                 decide(&decision.target, "refund", &body, print::refund, format).await
             }
             Self::Reset(ResetArgs { request, filter, all, target }) => {
-                let body = RequestBody { rules: filter.rules, all: all.then_some(true), ..request.body() };
+                let body = RequestBody { rules: filter.rules, all: all.then_some(true), ..request.body()? };
                 let (reset, raw) = send::<ResetBody>(&target, "reset", &body, format).await?;
                 print_response(format, &raw, || print::reset(&reset));
                 Ok(if reset.selected == 0 { ExitStatus::Negative } else { ExitStatus::Success })
@@ -166,16 +199,16 @@ impl ClientCommand {
 }
 
 impl DecisionArgs {
-    fn body(&self) -> RequestBody<'_> {
-        RequestBody { cost: self.cost.cost.as_ref(), ..self.request.body() }
+    fn body(&self) -> Result<RequestBody<'_>, String> {
+        Ok(RequestBody { cost: self.cost.cost.as_ref(), ..self.request.body()? })
     }
 
     async fn decide(&self, call: &str, print: fn(&Response<'_>), format: OutputFormat) -> CommandResult {
-        decide(&self.target, call, &self.body(), print, format).await
+        decide(&self.target, call, &self.body()?, print, format).await
     }
 
     async fn explain(&self, format: OutputFormat) -> CommandResult {
-        let body = self.body();
+        let body = self.body()?;
         let (explained, raw) = send::<Explanation>(&self.target, "explain", &body, format).await?;
         let answer = &explained.decision;
         let store_problem = raw.store_problem(answer).await;

@@ -19,8 +19,10 @@ use crate::{
     output::{self, Align, Cell, DIM, ERROR, HEADING, SUCCESS, Table, WARNING, paint},
 };
 
+/// The text of a limit that has no window.
+pub(crate) const AT_ONE_TIME: &str = "at one time";
 /// The text of an empty cell.
-const EMPTY: &str = "-";
+pub(super) const EMPTY: &str = "-";
 
 /// A response, with its request and, where known, the reason why the store did not decide.
 pub(super) struct Response<'a> {
@@ -130,7 +132,7 @@ pub(super) fn reset(body: &ResetBody) {
 }
 
 /// Returns the name of a rule, or what a check without rules is shown as.
-fn rule_name(rule: Option<&str>) -> &str {
+pub(super) fn rule_name(rule: Option<&str>) -> &str {
     rule.unwrap_or("this key")
 }
 
@@ -185,19 +187,27 @@ pub(crate) fn heading(title: &str) {
     output::line(paint(DIM, title));
 }
 
-/// Formats a limit: `5 per 1m, burst 10 (token-bucket)`.
+/// Formats a limit: `5 per 1m, burst 10 (token-bucket)`, or `5 at one time (concurrency)`.
 pub(crate) fn limit_terms(limit: &LimitView) -> String {
     let LimitView { algorithm, amount, window, zone, anchor, capacity, shadow } = limit;
-    let window = window_text(window, zone.as_deref(), anchor.as_ref());
+    let window = match window {
+        Some(window) => format!("per {}", window_text(window, zone.as_deref(), anchor.as_ref())),
+        None => AT_ONE_TIME.to_owned(),
+    };
     let burst = if capacity == amount { String::new() } else { format!(", burst {capacity}") };
     let shadow = if *shadow { ", shadow mode" } else { "" };
-    format!("{amount} per {window}{burst} ({algorithm}){shadow}")
+    format!("{amount} {window}{burst} ({algorithm}){shadow}")
 }
 
 fn decision(response: &Response<'_>) {
+    decision_as(response, "ALLOWED");
+}
+
+/// Prints a decision; an admitted request is shown as `allowed`.
+pub(super) fn decision_as(response: &Response<'_>, allowed: &str) {
     let answer = response.answer;
     if answer.allowed {
-        output::line(format_args!("{}  {}", paint(SUCCESS.bold(), "ALLOWED"), remaining(answer)));
+        output::line(format_args!("{}  {}", paint(SUCCESS.bold(), allowed), remaining(answer)));
         print_source(response);
         warn_uncounted_units(response);
         return;
@@ -258,7 +268,7 @@ fn print_source(Response { answer, store_problem, .. }: &Response<'_>) {
 }
 
 /// Prints a hint if no rule applies.
-fn no_rule_hint(Response { body, answer, .. }: &Response<'_>) {
+pub(super) fn no_rule_hint(Response { body, answer, .. }: &Response<'_>) {
     if answer.degraded || !answer.tiers.is_empty() {
         return;
     }
@@ -297,7 +307,7 @@ fn warn_uncounted_units(response: &Response<'_>) {
     ));
 }
 
-fn print_table(table: Option<Table>) {
+pub(super) fn print_table(table: Option<Table>) {
     if let Some(table) = table {
         output::line("");
         output::line(table);
@@ -305,7 +315,7 @@ fn print_table(table: Option<Table>) {
 }
 
 /// One row per tier: decision, remaining units, wait times.
-fn decision_table(tiers: &[TierBody]) -> Option<Table> {
+pub(super) fn decision_table(tiers: &[TierBody]) -> Option<Table> {
     let mut table = Table::new([
         ("rule", Align::Left),
         ("decision", Align::Left),

@@ -2,14 +2,19 @@
 
 use clap::{ArgGroup, Args, builder::PossibleValuesParser};
 use serde::{Serialize, Serializer};
-use sluicegate::window;
+use sluicegate::{duration, window};
 use sluicegate_core::{Algorithm, time::MAX_EXACT};
 
 use crate::value_parsers::whole_number;
 
-/// Labels, or a key with its limit.
+/// The group of arguments of which a command that needs a request requires one.
+pub(super) fn required_request() -> ArgGroup {
+    ArgGroup::new("request").args(["labels", "key"]).required(true)
+}
+
+/// Labels, or a key with its limit. Commands that need them add [`required_request`].
 #[derive(Args)]
-#[command(group(ArgGroup::new("subject").args(["labels", "key"]).required(true)))]
+#[command(group(ArgGroup::new("subject").args(["labels", "key"])))]
 pub(super) struct RequestArgs {
     /// Labels of the request, for example route=login ip=203.0.113.9
     #[arg(value_name = "LABEL=VALUE", value_parser = label)]
@@ -20,9 +25,9 @@ pub(super) struct RequestArgs {
     key: Option<String>,
 
     /// Limit of the key; the window is a duration such as 250ms, 30s, 5m, 1h30m, 7d, or second, minute, hour, day; for
-    /// fixed-window also a calendar window: 1 day, 1 week, 1 month, 1 quarter, 1 year
-    #[arg(long, value_name = "AMOUNT per WINDOW", requires = "key", conflicts_with = "labels", value_parser = rate, help_heading = WITHOUT_RULES)]
-    limit: Option<Rate>,
+    /// fixed-window also a calendar window: 1 day, 1 week, 1 month, 1 quarter, 1 year; for concurrency only an amount
+    #[arg(long, value_name = "AMOUNT per WINDOW", requires = "key", conflicts_with = "labels", value_parser = key_limit, help_heading = WITHOUT_RULES)]
+    limit: Option<KeyLimit>,
 
     /// Algorithm of the limit [default: token-bucket]
     #[arg(long, requires = "key", conflicts_with = "labels", value_parser = algorithm_names(), help_heading = WITHOUT_RULES)]
@@ -44,12 +49,22 @@ pub(crate) fn algorithm_names() -> PossibleValuesParser {
     PossibleValuesParser::new(Algorithm::NAMES.iter().map(|(name, _)| *name))
 }
 
+/// Accepts the name of an algorithm that counts units per window.
+pub(crate) fn windowed_algorithm_names() -> PossibleValuesParser {
+    let names = Algorithm::NAMES.iter().filter(|(_, algorithm)| algorithm.properties().has_window);
+    PossibleValuesParser::new(names.map(|(name, _)| *name))
+}
+
 /// The unit of a cost without a unit.
 const DEFAULT_UNIT: &str = "requests";
 
 /// Windows given as one unit: its name, its abbreviation, and the duration sent to the API.
 const UNIT_WINDOWS: [(&str, &str, &str); 4] =
     [("second", "s", "1s"), ("minute", "m", "1m"), ("hour", "h", "1h"), ("day", "d", "1d")];
+
+/// The accepted forms of a rate.
+const RATE_FORMS: &str =
+    "use a whole number and a window, for example \"100 per 1m\", \"100 per minute\" or 100/1m";
 
 const WITHOUT_RULES: &str = "Without rules";
 
@@ -77,6 +92,12 @@ pub(super) struct RequestBody<'a> {
     pub(super) all: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) at_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ttl_ms: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -84,7 +105,8 @@ pub(super) struct LimitBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     algorithm: Option<&'a str>,
     amount: u64,
-    window: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    window: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     zone: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,6 +120,13 @@ pub(super) struct LimitBody<'a> {
 pub(crate) struct Rate {
     pub(crate) amount: u64,
     pub(crate) window: String,
+}
+
+/// The limit of a key. Concurrency has no window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct KeyLimit {
+    amount: u64,
+    window: Option<String>,
 }
 
 /// The first day of a calendar window.
@@ -138,17 +167,25 @@ impl RequestBody<'_> {
 }
 
 impl RequestArgs {
-    pub(super) fn body(&self) -> RequestBody<'_> {
-        let limit = self.limit.as_ref().map(|Rate { amount, window }| LimitBody {
+    /// Returns the body of the request.
+    ///
+    /// # Errors
+    /// If the limit has no window, and its algorithm needs one.
+    pub(super) fn body(&self) -> Result<RequestBody<'_>, String> {
+        let has_window = self.limit.as_ref().is_none_or(|limit| limit.window.is_some());
+        if !has_window && self.algorithm.as_deref() != Some(Algorithm::Concurrency.name()) {
+            return Err(format!("--limit has no window: {RATE_FORMS}; only concurrency has none"));
+        }
+        let limit = self.limit.as_ref().map(|KeyLimit { amount, window }| LimitBody {
             algorithm: self.algorithm.as_deref(),
             amount: *amount,
-            window,
+            window: window.as_deref(),
             zone: self.zone.as_deref(),
             anchor: self.anchor.as_ref(),
             burst: self.burst,
         });
         let labels = self.key.is_none().then_some(&*self.labels);
-        RequestBody { labels, key: self.key.as_deref(), limit, ..RequestBody::default() }
+        Ok(RequestBody { labels, key: self.key.as_deref(), limit, ..RequestBody::default() })
     }
 }
 
@@ -184,9 +221,22 @@ pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     };
     match amount.parse() {
         Ok(amount) if !written.is_empty() => Ok(Rate { amount, window: api_window(written)? }),
-        _ => Err("use a whole number and a window, for example \"100 per 1m\", \"100 per minute\" or 100/1m"
-            .to_owned()),
+        _ => Err(RATE_FORMS.to_owned()),
     }
+}
+
+/// Parses a rate, or an amount without a window.
+fn key_limit(text: &str) -> Result<KeyLimit, String> {
+    if let Ok(amount) = text.parse() {
+        return Ok(KeyLimit { amount, window: None });
+    }
+    rate(text).map(|Rate { amount, window }| KeyLimit { amount, window: Some(window) })
+}
+
+/// Parses a duration into milliseconds.
+pub(super) fn duration_ms(text: &str) -> Result<u64, String> {
+    let duration = duration::parse(text).map_err(|error| error.to_string())?;
+    u64::try_from(duration.as_millis()).map_err(|error| error.to_string())
 }
 
 /// Converts a window to that of the API.
@@ -267,6 +317,13 @@ mod tests {
         ] {
             assert!(rate(wrong).unwrap_err().contains("\"100 per minute\" or 100/1m"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn the_limit_of_a_key_may_have_no_window() {
+        assert_eq!(key_limit("10"), Ok(KeyLimit { amount: 10, window: None }));
+        assert_eq!(key_limit("10 per hour"), Ok(KeyLimit { amount: 10, window: Some("1h".to_owned()) }));
+        assert!(key_limit("ten").unwrap_err().contains("use a whole number and a window"));
     }
 
     #[test]

@@ -153,6 +153,11 @@ impl RawResponse {
         }
     }
 
+    /// Whether a store was called directly, by this process.
+    pub(super) fn is_direct(&self) -> bool {
+        self.store.is_some()
+    }
+
     /// The body, unchanged.
     pub(super) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).trim_end().to_owned()

@@ -54,6 +54,7 @@ pub(crate) mod see {
     pub(crate) const SIZING: &str = "docs/redis.md#sizing";
     pub(crate) const VERSIONS: &str = "docs/doctor.md#versions";
     pub(crate) const KEYS: &str = "docs/doctor.md#keys";
+    pub(crate) const HOLDS: &str = "docs/doctor.md#holds";
     pub(crate) const CLOCKS: &str = "docs/doctor.md#clocks";
     pub(crate) const DOCTORS_USER: &str = "docs/doctor.md#acl-user-for-the-doctor";
 }

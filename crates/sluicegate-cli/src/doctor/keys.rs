@@ -14,9 +14,13 @@ use sluicegate::{
     redis::inspect::{FoundKey, InspectedServer, KeyKind, PAGE},
     store::encoded_rule,
 };
+use sluicegate_core::hold::{HOLD_RETENTION, MAX_HOLD_TTL};
 use tokio::time::sleep;
 
-use super::finding::{Finding, Severity, see};
+use super::{
+    finding::{Finding, Severity, see},
+    holds::HoldIndexes,
+};
 use crate::{
     format,
     output::{OutputFormat, Progress},
@@ -37,6 +41,9 @@ const UNKNOWN_RULE_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// The TTL of a key beyond two windows.
 const TTL_SLACK: Duration = Duration::from_secs(10);
 
+/// The TTL set on a key with holds: no hold expires later, and its id is known for a while.
+const HOLDS_TTL: Duration = MAX_HOLD_TTL.saturating_add(HOLD_RETENTION).saturating_add(TTL_SLACK);
+
 /// The rules of a configuration, by their encoded names.
 pub(crate) struct ConfiguredRules(HashMap<String, ConfiguredRule>);
 
@@ -51,7 +58,8 @@ impl ConfiguredRules {
             let of_calendar = |other: &Override| other.calendar.unit.map(CalendarUnit::longest);
             let windows = rule.overrides.iter().filter_map(|other| other.window.or(of_calendar(other)));
             let longest = windows.chain([rule.limit.window()]).max().unwrap_or_default();
-            let ttl = longest * 2 + TTL_SLACK;
+            let is_windowed = rule.limit.algorithm().properties().has_window;
+            let ttl = if is_windowed { longest * 2 + TTL_SLACK } else { HOLDS_TTL };
             (encoded_rule(&rule.name).to_string(), ConfiguredRule { name: rule.name.to_string(), ttl })
         };
         Self(rules.iter().map(configured).collect())
@@ -69,6 +77,8 @@ pub(crate) struct KeyScan {
     pub(crate) is_complete: bool,
     /// By rule name, encoded if the rule is not configured.
     rules: BTreeMap<String, RuleKeys>,
+    /// The indexes of holds.
+    pub(crate) holds: HoldIndexes,
     pub(crate) without_ttl: StrayKeys,
     unreadable: StrayKeys,
     pub(crate) orphans: StrayKeys,
@@ -130,6 +140,12 @@ impl StrayKeys {
     }
 }
 
+/// The name of a rule; encoded if it is not configured.
+fn shown_rule(rule: &str, known: Option<&ConfiguredRules>) -> String {
+    let configured = known.and_then(|known| known.0.get(rule));
+    configured.map_or_else(|| rule.to_owned(), |rule| rule.name.clone())
+}
+
 impl KeyScan {
     /// Scans at most `max` keys.
     pub(crate) async fn run(
@@ -187,10 +203,29 @@ impl KeyScan {
         let stray = |ttl| StrayKey { server, name: name.clone(), ttl };
         let rule = match meaning {
             None => return self.foreign.add(stray(Duration::ZERO)),
-            Some(
-                KeyKind::Instances | KeyKind::Lease { .. } | KeyKind::Holds { .. } | KeyKind::Hold { .. },
-            ) => None,
-            Some(KeyKind::Counter { rule, .. }) => Some(rule),
+            Some(KeyKind::Instances | KeyKind::Lease { .. }) => None,
+            Some(KeyKind::Holds { rule } | KeyKind::Hold { rule }) if has_no_ttl => {
+                self.own += 1;
+                let longest =
+                    known.and_then(|known| known.0.get(&rule)).map_or(Duration::ZERO, |rule| rule.ttl);
+                return self.without_ttl.add(stray(longest.max(HOLDS_TTL)));
+            }
+            Some(KeyKind::Holds { rule }) => {
+                self.own += 1;
+                let shown = shown_rule(&rule, known);
+                self.holds.add(&shown, server, &name);
+                return self.count(&format!("{shown} (holds)"), server, name);
+            }
+            Some(KeyKind::Hold { rule }) => {
+                self.own += 1;
+                return self.count(&format!("{} (holds)", shown_rule(&rule, known)), server, name);
+            }
+            Some(KeyKind::Counter { rule, algorithm }) => {
+                if !algorithm.properties().has_window && !is_unreadable {
+                    self.holds.add(&shown_rule(&rule, known), server, &name);
+                }
+                Some(rule)
+            }
         };
         self.own += 1;
         let configured = rule.as_ref().and_then(|rule| known?.0.get(rule));
@@ -206,9 +241,13 @@ impl KeyScan {
         if known.is_some() && configured.is_none() && !rule.starts_with('!') {
             self.orphans.add(stray(Duration::ZERO));
         }
-        let shown = configured.map_or(rule, |rule| rule.name.clone());
-        let is_known = self.rules.contains_key(&shown) || self.rules.len() < MAX_RULES;
-        let rule_keys = self.rules.entry(if is_known { shown } else { "others".to_owned() }).or_default();
+        self.count(&shown_rule(&rule, known), server, name);
+    }
+
+    /// Counts a key, and keeps it as a sample.
+    fn count(&mut self, shown: &str, server: usize, name: Vec<u8>) {
+        let is_known = self.rules.contains_key(shown) || self.rules.len() < MAX_RULES;
+        let rule_keys = self.rules.entry(if is_known { shown } else { "others" }.to_owned()).or_default();
         rule_keys.keys += 1;
         let of_server = rule_keys.sample.iter().filter(|(place, _)| *place == server).count();
         if of_server < SAMPLE {

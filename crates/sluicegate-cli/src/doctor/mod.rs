@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `facts` | data collected from one server |
 //! | `keys` | scan of sluicegate's keys |
+//! | `holds` | live, expired and broken holds |
 //! | `checks` | facts to findings, without I/O |
 //! | `admission_bound` | the most that this deployment admits |
 //! | `connectivity` | diagnosis of connection failures |
@@ -15,6 +16,7 @@ mod checks;
 pub(crate) mod connectivity;
 mod facts;
 mod finding;
+mod holds;
 mod keys;
 mod repair;
 mod report;
@@ -40,6 +42,7 @@ use self::{
     connectivity::{ConnectionProblem, Transport},
     facts::ServerFacts,
     finding::{Finding, see},
+    holds::HoldScan,
     keys::{ConfiguredRules, KeyScan},
     repair::Repair,
     report::DoctorReport,
@@ -65,7 +68,8 @@ pub(crate) struct Doctor {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Fix what is safe to fix: set a TTL on sluicegate's keys without one; with --config, remove orphaned counters that no longer count
+    /// Fix what is safe to fix: set a TTL on sluicegate's keys without one; release expired holds of concurrency rules; with --config, remove
+    /// orphaned counters that no longer count
     #[arg(long)]
     fix: bool,
 
@@ -142,6 +146,7 @@ impl Doctor {
         }
         let keys = KeyScan::run(&inspection.servers, configured.as_ref(), self.max_keys, format).await;
         findings.extend(keys.findings(configured.as_ref()));
+        let holds = HoldScan::run(&keys.holds, &inspection.servers).await;
         let round_trip = servers.iter().map(|facts| facts.round_trip(50)).max().unwrap_or_default();
         let own_rules = rules.as_ref().map_or(&[][..], |rules| rules);
         findings.extend(checks::leases(own_rules, config.store.instances, round_trip));
@@ -149,21 +154,28 @@ impl Doctor {
         let mut report = DoctorReport::new(config.store.url.to_string(), findings)
             .with_servers(inspection.shape, &servers)
             .with_keys(&keys)
+            .with_holds(&holds)
             .with_bound(admission_bound::rows(&servers, inspection.shape, rules.ok()));
         if format == OutputFormat::Text {
             report.print(format)?;
         }
         // a file that happens to be in the working directory is not sufficient to remove anything
         let orphans = self.config.is_some().then_some(&keys.orphans);
-        let repair = Repair { without_ttl: &keys.without_ttl, orphans };
+        let repair = Repair { without_ttl: &keys.without_ttl, orphans, holds: &holds.repairable };
         let plan = if self.fix { repair.plan() } else { Vec::new() };
         if !plan.is_empty() && self.is_confirmed(&plan, format) {
             let repaired = repair.apply(&inspection.servers).await?;
             report.mark_repaired(repaired, &keys);
+            if !repair.holds.is_empty() {
+                report.replace_holds(HoldScan::run(&keys.holds, &inspection.servers).await);
+            }
             if format == OutputFormat::Text {
                 let expiring = format::plural(repaired.expiring, "key", "keys");
                 let removed = format::plural(repaired.removed, "orphaned counter", "orphaned counters");
-                output::line(format_args!("fixed: set a TTL on {expiring}, removed {removed}"));
+                let released = format::plural(repaired.released, "expired hold", "expired holds");
+                output::line(format_args!(
+                    "fixed: set a TTL on {expiring}, removed {removed}, released {released}"
+                ));
             }
         }
         if format == OutputFormat::Json {

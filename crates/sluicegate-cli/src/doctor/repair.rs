@@ -1,4 +1,5 @@
-//! Safe fixes: sets a TTL on keys without one, removes orphaned counters that no longer count.
+//! Safe fixes: sets a TTL on keys without one, releases expired holds of concurrency counters, removes orphaned counters that no longer
+//! count.
 //!
 //! Only keys in sluicegate's format are changed.
 
@@ -23,6 +24,10 @@ pub(crate) struct Repaired {
     pub(crate) expiring: u64,
     /// Orphaned counters that no longer counted and were removed.
     pub(crate) removed: u64,
+    /// Expired holds that were released.
+    pub(crate) released: u64,
+    /// Concurrency counters whose units were made those of their holds.
+    pub(crate) corrected: u64,
 }
 
 /// The keys to fix.
@@ -30,6 +35,8 @@ pub(crate) struct Repair<'a> {
     pub(crate) without_ttl: &'a StrayKeys,
     /// `None` if orphaned counters must not be removed.
     pub(crate) orphans: Option<&'a StrayKeys>,
+    /// Concurrency counters with expired holds, or with other units than those of their holds: server and key.
+    pub(crate) holds: &'a [(usize, Vec<u8>)],
 }
 
 impl Repair<'_> {
@@ -39,6 +46,10 @@ impl Repair<'_> {
         if !self.without_ttl.keys.is_empty() {
             let count = format::plural(self.without_ttl.keys.len() as u64, "key", "keys");
             lines.push(format!("set a TTL on {count}: {}", self.without_ttl.examples()));
+        }
+        if !self.holds.is_empty() {
+            let count = format::plural(self.holds.len() as u64, "counter", "counters");
+            lines.push(format!("release the expired holds of {count}, and correct wrong units"));
         }
         if let Some(orphans) = self.orphans.filter(|orphans| !orphans.keys.is_empty()) {
             let count = format::plural(orphans.keys.len() as u64, "orphaned counter", "orphaned counters");
@@ -54,6 +65,16 @@ impl Repair<'_> {
         for ((server, _), names) in self.orphans.map(grouped).unwrap_or_default() {
             for names in names.chunks(BATCH) {
                 repaired.removed += servers[server].remove_expired(names).await?;
+                sleep(PAUSE).await;
+            }
+        }
+        for (place, server) in servers.iter().enumerate() {
+            let names = self.holds.iter().filter(|(of, _)| *of == place).map(|(_, name)| name.clone());
+            let names: Vec<Vec<u8>> = names.collect();
+            for names in names.chunks(BATCH) {
+                let (released, corrected) = server.repair_holds(names).await?;
+                repaired.released += released;
+                repaired.corrected += corrected;
                 sleep(PAUSE).await;
             }
         }

@@ -10,6 +10,7 @@ use super::{
     checks::Version,
     facts::ServerFacts,
     finding::{Finding, Severity},
+    holds::{HOLD_FINDINGS, HoldScan, RuleHolds},
     keys::{KeyScan, RuleMemory},
     repair::Repaired,
 };
@@ -33,6 +34,7 @@ pub(crate) struct DoctorReport {
     /// Worst first.
     findings: Vec<Finding>,
     rules: Vec<RuleMemory>,
+    holds: Vec<RuleHolds>,
     keys: Option<KeySummary>,
     bound: Vec<BoundRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,6 +79,7 @@ impl DoctorReport {
             servers: Vec::new(),
             findings,
             rules: Vec::new(),
+            holds: Vec::new(),
             keys: None,
             bound: Vec::new(),
             repaired: None,
@@ -107,6 +110,22 @@ impl DoctorReport {
             complete: keys.is_complete,
         });
         self
+    }
+
+    /// Adds the holds and their findings.
+    pub(crate) fn with_holds(mut self, holds: &HoldScan) -> Self {
+        self.findings.extend(holds.findings());
+        self.holds = holds.rules.clone();
+        self.sort_and_count();
+        self
+    }
+
+    /// Replaces the holds and their findings, after a repair.
+    pub(crate) fn replace_holds(&mut self, holds: HoldScan) {
+        self.findings.retain(|finding| !HOLD_FINDINGS.contains(&finding.id));
+        self.findings.extend(holds.findings());
+        self.holds = holds.rules;
+        self.sort_and_count();
     }
 
     pub(crate) fn with_bound(mut self, bound: Vec<BoundRow>) -> Self {
@@ -172,6 +191,11 @@ impl DoctorReport {
             output::line("");
             output::line(paint(HEADING, "Memory by rule"));
             output::line(memory(&self.rules));
+        }
+        if !self.holds.is_empty() {
+            output::line("");
+            output::line(paint(HEADING, "Holds by rule"));
+            output::line(holds(&self.holds));
         }
         if !self.bound.is_empty() {
             output::line("");
@@ -274,19 +298,47 @@ fn memory(rules: &[RuleMemory]) -> Table {
         [("rule", Align::Left), ("keys", Align::Right), ("per key", Align::Right), ("total", Align::Right)];
     let mut table = Table::new(columns);
     for RuleMemory { rule, keys, bytes_each, bytes, .. } in rules {
-        let shown: Cell = match rule.as_str() {
-            "!key" => Cell::painted(DIM, "keys without rules"),
-            "!labels" => Cell::painted(DIM, "requests with their own limit"),
-            rule => rule.into(),
-        };
         table.row([
-            shown,
+            rule_cell(rule),
             format::count(*keys).into(),
             format::bytes(*bytes_each).into(),
             format::bytes(*bytes).into(),
         ]);
     }
     table
+}
+
+fn holds(rules: &[RuleHolds]) -> Table {
+    let columns = [
+        ("rule", Align::Left),
+        ("counters", Align::Right),
+        ("live", Align::Right),
+        ("units", Align::Right),
+        ("oldest", Align::Right),
+        ("expired", Align::Right),
+    ];
+    let mut table = Table::new(columns);
+    for holds in rules {
+        let oldest = holds.oldest_ms.map_or_else(|| "-".to_owned(), format::short_wait);
+        table.row([
+            rule_cell(&holds.rule),
+            format::count(holds.counters).into(),
+            format::count(holds.live).into(),
+            format::count(holds.units).into(),
+            oldest.into(),
+            format::count(holds.expired).into(),
+        ]);
+    }
+    table
+}
+
+/// The name of a rule; limits of requests have names for storage only.
+fn rule_cell(rule: &str) -> Cell {
+    match rule {
+        "!key" => Cell::painted(DIM, "keys without rules"),
+        "!labels" => Cell::painted(DIM, "requests with their own limit"),
+        rule => rule.into(),
+    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
 //! `sluicegate rules explain`: which rules would apply to a request, and why the others would not.
 
-use std::{error::Error, path::PathBuf};
+use std::{error::Error, fmt, path::PathBuf};
 
 use clap::Args;
 use serde::Serialize;
 use sluicegate::{
-    Cost, Costs,
+    Cost, Costs, Limit, Rule, duration,
     rules::{DenialReason, Effect, Explained, RuleSet},
 };
+use sluicegate_core::{OnExpiry, hold::DEFAULT_HOLD_TTL};
 use sluicegate_server::{
     http::explain::{LimitView, OtherRule},
     server::StartError,
@@ -57,6 +58,70 @@ struct AppliedRule {
     cost: Option<u64>,
     /// The reason why it denies without counting.
     denies: Option<&'static str>,
+    /// What happens to holds of the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holds: Option<HoldTerms>,
+}
+
+/// The settings of a rule for holds.
+#[derive(Serialize)]
+struct HoldTerms {
+    /// Whether the rule counts requests in flight, so that the request must be a hold.
+    required: bool,
+    /// The time until a hold expires, if the rule sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ttl: Option<String>,
+    /// What happens to the units of a hold that expires.
+    on_expiry: &'static str,
+    /// The most units that settling charges beyond the estimate; none for a rule that counts requests in flight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_excess: Option<u64>,
+    /// The label that carries the id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<String>,
+}
+
+impl HoldTerms {
+    fn new(rule: &Rule, limit: &Limit) -> Self {
+        let has_window = limit.algorithm().properties().has_window;
+        Self {
+            required: !has_window,
+            ttl: rule.ttl.map(duration::text),
+            on_expiry: limit.on_expiry().name(),
+            max_excess: has_window.then(|| limit.max_excess()),
+            label: rule.hold.as_deref().map(str::to_owned),
+        }
+    }
+
+    /// Whether the rule requires holds, or sets a field of them.
+    fn is_notable(&self, limit: &LimitView) -> bool {
+        let releases = self.on_expiry == OnExpiry::Release.name();
+        let has_excess = self.max_excess.is_some_and(|units| units != limit.capacity);
+        self.ttl.is_some() || self.label.is_some() || releases || has_excess
+    }
+}
+
+impl fmt::Display for HoldTerms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let expiry = match &self.ttl {
+            Some(ttl) => format!("after {ttl}"),
+            None => format!("after {}, or the ttl of another rule,", duration::text(DEFAULT_HOLD_TTL)),
+        };
+        let requirement = if self.required { "requires a hold, which" } else { "a hold" };
+        let effect = if self.on_expiry == OnExpiry::Release.name() {
+            "is then released"
+        } else {
+            "then stays charged"
+        };
+        write!(f, "{requirement} expires {expiry} and {effect}")?;
+        if let Some(units) = self.max_excess {
+            write!(f, "; settling charges up to {units} more than the estimate")?;
+        }
+        match &self.label {
+            Some(label) => write!(f, "; id in label {label}"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Explain {
@@ -101,6 +166,7 @@ impl Explain {
                     unit,
                     cost: Some(cost.units()),
                     denies: None,
+                    holds: Some(HoldTerms::new(rule, &limit)),
                 }),
                 Ok(Effect::Deny { reason, .. }) => {
                     let denies = match reason {
@@ -115,6 +181,7 @@ impl Explain {
                         unit,
                         cost: None,
                         denies,
+                        holds: None,
                     });
                 }
             }
@@ -131,7 +198,7 @@ fn print_text(ExplainReport { applies, others }: &ExplainReport) {
     if !applies.is_empty() {
         heading("Rules that apply");
     }
-    for AppliedRule { rule, key, limit, unit, cost, denies } in applies {
+    for AppliedRule { rule, key, limit, unit, cost, denies, holds } in applies {
         let name = paint(HEADING, rule);
         match (limit, denies) {
             (Some(limit), _) => output::line(format_args!("  {name}: {}", limit_terms(limit))),
@@ -143,6 +210,11 @@ fn print_text(ExplainReport { applies, others }: &ExplainReport) {
                 "    cost {cost} ({unit})  {}",
                 paint(DIM, format_args!("counter {key}"))
             ));
+        }
+        if let (Some(holds), Some(limit)) = (holds, limit)
+            && holds.is_notable(limit)
+        {
+            output::line(format_args!("    {holds}"));
         }
     }
     print_other_rules(others);

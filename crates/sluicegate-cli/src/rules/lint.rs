@@ -66,6 +66,9 @@ pub(super) fn findings(config: &Config) -> Vec<LintWarning> {
             fixed_per(rule),
             large_log(rule),
             useless_lease(rule, &config.store),
+            skipped_by_proxies(rule),
+            id_in_per(rule),
+            fixed_id(rule),
         ];
         found.extend(single.into_iter().flatten().map(warning));
         found.extend(ineffective_overrides(rule).into_iter().map(warning));
@@ -131,6 +134,36 @@ fn useless_lease(rule: &Rule, store: &StoreSettings) -> Option<String> {
         format!(
             "a lease of {units} units is less than one unit for each of {instances} instances, and never drawn: use a larger \
              lease, or remove it"
+        )
+    })
+}
+
+/// Reports a rule that counts requests in flight, but has no label from which proxies' calls take the id of a hold.
+fn skipped_by_proxies(rule: &Rule) -> Option<String> {
+    let needs_hold = !rule.limit.algorithm().properties().has_window;
+    (needs_hold && rule.hold.is_none()).then(|| {
+        "forward-auth and Envoy calls without the id of a hold skip this rule: set hold to the label that carries the id, for \
+         example hold = \"request_id\""
+            .to_owned()
+    })
+}
+
+/// Reports a rule that counts by the label that carries the ids of its holds.
+fn id_in_per(rule: &Rule) -> Option<String> {
+    let label = rule.hold.as_deref().filter(|label| counts_by(rule, label))?;
+    Some(format!(
+        "{label} carries the id of a hold, which differs for each request, and per counts by it: every request has its own \
+         counter, and none is ever denied; remove {label} from per"
+    ))
+}
+
+/// Reports a rule whose `when` fixes the label that carries the ids of its holds.
+fn fixed_id(rule: &Rule) -> Option<String> {
+    let label = rule.hold.as_deref()?;
+    matches!(condition_on(&rule.when, label), Some(Pattern::Exact(_))).then(|| {
+        format!(
+            "{label} carries the id of a hold, and when fixes it to one value: every request has the same id; remove {label} \
+             from when"
         )
     })
 }
@@ -202,13 +235,16 @@ fn is_stricter(one: &Rule, other: &Rule) -> bool {
     one.limit.amount() <= other.limit.amount() && one.limit.capacity() <= other.limit.capacity()
 }
 
-/// Serializes a rule without its name, amounts and failure policy: rules that count the same requests have the same text.
+/// Serializes a rule without its name, amounts, failure policy, and the expiry and the label of its holds: rules that count the same requests
+/// have the same text.
 fn conditions_text(rule: &Rule) -> String {
     let view = RuleView {
         name: String::new(),
         amount: 0,
         burst: None,
         on_store_failure: "",
+        ttl: None,
+        hold: None,
         per: {
             let mut per: Vec<_> = rule.per.iter().map(|label| label.to_string()).collect();
             per.sort_unstable();
@@ -347,6 +383,25 @@ mod tests {
         assert!(useless_lease(&leased, &redis(6)).is_some_and(|message| message.starts_with(warning)));
         assert_eq!(useless_lease(&leased, &redis(5)), None);
         assert_no_warning(vec![rule("a", 500).lease(LeaseSize::NONE)]);
+    }
+
+    #[test]
+    fn a_rule_that_proxies_skip_is_reported() {
+        let in_flight = || Rule::new("a", Limit::concurrency(5).unwrap()).per(["tenant"]);
+        assert_warning(
+            vec![in_flight()],
+            "forward-auth and Envoy calls without the id of a hold skip this rule",
+        );
+        assert_no_warning(vec![in_flight().hold("request_id")]);
+        assert_no_warning(vec![rule("a", 5).per(["tenant"])]);
+    }
+
+    #[test]
+    fn an_id_of_holds_that_rules_count_by_or_fix_is_reported() {
+        let held = || rule("a", 5).hold("id");
+        assert_warning(vec![held().per(["tenant", "id"])], "remove id from per");
+        assert_warning(vec![held().when("id", "7")], "every request has the same id");
+        assert_no_warning(vec![held().per(["tenant"]).when("id", "*").exact()]);
     }
 
     #[test]

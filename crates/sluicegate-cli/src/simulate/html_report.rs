@@ -229,6 +229,9 @@ fn file(html: &mut String, file: &FileReport, report: &SimulationReport) {
     if file.unmatched > 0 {
         push(html, format_args!(" No rule applies to {}.", count(file.unmatched)));
     }
+    if let Some(note) = file.not_simulated_note() {
+        push(html, format_args!(" Rules {}.", escaped(&note)));
+    }
     html.push_str(
         "</p>\n<div class=\"scroll\"><table><tr><th>rule<th>limit<th class=\"n\">matched<th class=\"n\">denied<th class=\"n\">share\
          <th class=\"n\">keys<th class=\"n\">longest lockout<th>worst hit\n",

@@ -32,7 +32,7 @@ use std::{fs, path::PathBuf, str::FromStr};
 
 use clap::Args;
 use sluicegate::{
-    Cost, Costs, Timestamp,
+    Cost, Costs, Rule, Timestamp,
     rules::{MAX_UNITS, RuleSet},
 };
 use sluicegate_server::{
@@ -261,12 +261,22 @@ impl Simulate {
         for warning in warnings {
             output::note(format_args!("{name}: {warning}"));
         }
+        let (rules, in_flight): (Vec<Rule>, Vec<Rule>) =
+            rules.into_iter().partition(|rule| rule.limit.algorithm().properties().has_window);
+        if rules.is_empty() && !in_flight.is_empty() {
+            return Err(format!(
+                "{name} has only concurrency rules: a log does not contain when requests end; add a rule with a window"
+            )
+            .into());
+        }
         let rules = RuleSet::new(rules)?;
         let extractor = LabelExtractor::new(rules.rules(), labels, &self.field, &self.label, fields);
         let curves = self.curve.as_ref().map(|Amounts(amounts)| Curves::new(&rules, amounts));
         let first_row = *rows;
         *rows += Replay::rows(&rules);
-        Ok((Replay::new(rules, extractor, units.to_vec(), curves, first_row), name))
+        let mut replay = Replay::new(rules, extractor, units.to_vec(), curves, first_row);
+        replay.not_simulated = in_flight.iter().map(|rule| rule.name.to_string()).collect();
+        Ok((replay, name))
     }
 
     fn units(&self, fields: &mut Fields) -> Result<Vec<UnitField>, String> {

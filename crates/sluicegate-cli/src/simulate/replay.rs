@@ -50,6 +50,8 @@ pub(super) struct Replay {
     plans: HashMap<Box<[u8]>, Rc<Plan>, foldhash::fast::RandomState>,
     pub(super) counters: Counters<State>,
     pub(super) curves: Option<Curves>,
+    /// The names of rules that were left out.
+    pub(super) not_simulated: Vec<String>,
     pub(super) stats: Vec<RuleStats>,
     /// Requests that no rule applied to.
     pub(super) unmatched: u64,
@@ -133,6 +135,7 @@ impl Replay {
             unmatched: 0,
             denied: 0,
             first_row,
+            not_simulated: Vec::new(),
             denying: Vec::new(),
             row: LabelRow::default(),
             key: Vec::new(),

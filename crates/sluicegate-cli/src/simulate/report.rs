@@ -69,6 +69,9 @@ pub(super) struct FileReport {
     /// The highest number of counters in memory.
     pub(super) most_counters: usize,
     pub(super) rules: Vec<RuleReport>,
+    /// Rules that count requests in flight: a log does not contain when requests end.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) not_simulated: Vec<String>,
 }
 
 /// The results of one rule.
@@ -187,6 +190,14 @@ impl Series {
 }
 
 impl FileReport {
+    /// The note about rules that are not simulated, if there are any.
+    pub(super) fn not_simulated_note(&self) -> Option<String> {
+        (!self.not_simulated.is_empty()).then(|| {
+            let rules = self.not_simulated.join(", ");
+            format!("not simulated, because a log does not contain when requests end: {rules} (concurrency)")
+        })
+    }
+
     pub(super) fn new(name: String, replay: &Replay, requests: u64, timeline: &Timeline) -> Self {
         let rules = replay.rules.rules().zip(&replay.stats).enumerate();
         Self {
@@ -195,6 +206,7 @@ impl FileReport {
             denied_share: share(replay.denied, requests),
             unmatched: replay.unmatched,
             most_counters: replay.counters.peak,
+            not_simulated: replay.not_simulated.clone(),
             rules: rules
                 .map(|(at, (rule, stats))| RuleReport {
                     denied_over_time: timeline.row(replay.row_of(at)),

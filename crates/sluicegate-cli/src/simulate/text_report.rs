@@ -3,6 +3,7 @@
 use sluicegate_server::config::window_text;
 
 use crate::{
+    client::print::AT_ONE_TIME,
     format::{coarse_duration, count, percent, plural, timestamp},
     output::{self, Cell, DIM, ERROR, HEADING, SUCCESS, Table, WARNING, paint},
 };
@@ -136,6 +137,9 @@ fn file(file: &FileReport, report: &SimulationReport) {
     if file.unmatched > 0 {
         output::line(paint(DIM, format!("no rule applies to {}", count(file.unmatched))));
     }
+    if let Some(note) = file.not_simulated_note() {
+        output::line(paint(WARNING, note));
+    }
     let mut table = Table::new([
         ("rule", Left),
         ("limit", Left),
@@ -199,8 +203,11 @@ pub(super) fn limit(rule: &RuleReport) -> String {
         _ => String::new(),
     };
     let per = if view.per.is_empty() { String::new() } else { format!(", per {}", view.per.join(" and ")) };
-    let window = window_text(&view.window, view.zone, view.anchor.as_ref());
-    format!("{} per {window}{burst}{per} ({})", count(view.amount), view.algorithm)
+    let window = match &view.window {
+        Some(window) => format!("per {}", window_text(window, view.zone, view.anchor.as_ref())),
+        None => AT_ONE_TIME.to_owned(),
+    };
+    format!("{} {window}{burst}{per} ({})", count(view.amount), view.algorithm)
 }
 
 fn difference(report: &SimulationReport) {

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
+mod holds;
+
 use std::{
     collections::BTreeSet,
     fs,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sluicegate::{
-    Override, Rule,
+    Limit, Override, Rule,
     calendar::{Anchor, Calendar, Weekday, Zone},
     config::values::Keywords,
     duration,
@@ -64,8 +64,9 @@ pub struct RuleView {
     pub algorithm: &'static str,
     /// Units admitted per window.
     pub amount: u64,
-    /// The window.
-    pub window: String,
+    /// The window; `None` if the algorithm has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<String>,
     /// The time zone of a calendar window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zone: Option<&'static str>,
@@ -86,6 +87,18 @@ pub struct RuleView {
     /// How long a process may spend what it has charged in advance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_for: Option<String>,
+    /// The time until its holds expire.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<String>,
+    /// `release` if the units of expired holds are refunded. Absent for `concurrency`, which always does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_expiry: Option<&'static str>,
+    /// The most units that settling a hold charges beyond its estimate, if it was set. Otherwise it is the capacity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_excess: Option<u64>,
+    /// The label that carries the ids of holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hold: Option<String>,
     /// Whether it is evaluated without ever denying.
     pub shadow: bool,
     /// Whether it allows debt.
@@ -128,6 +141,8 @@ impl From<&Rule> for RuleView {
     fn from(rule: &Rule) -> Self {
         let limit = &rule.limit;
         let texts = |list: &[Box<str>]| list.iter().map(|label| label.to_string()).collect();
+        let has_window = limit.algorithm().properties().has_window;
+        let is_release = has_window && limit.releases_expired();
         let is_bucket = limit.algorithm() == sluicegate::Algorithm::TokenBucket;
         Self {
             name: rule.name.to_string(),
@@ -136,7 +151,7 @@ impl From<&Rule> for RuleView {
             per: texts(&rule.per),
             algorithm: limit.algorithm().keyword(),
             amount: limit.amount(),
-            window: window::text(limit),
+            window: has_window.then(|| window::text(limit)),
             zone: limit.calendar().map(Calendar::zone),
             anchor: limit.calendar().and_then(Calendar::anchor).map(AnchorView::from),
             burst: is_bucket.then(|| rule.burst.unwrap_or(limit.capacity())),
@@ -145,6 +160,10 @@ impl From<&Rule> for RuleView {
             on_store_failure: rule.on_store_failure.keyword(),
             lease: rule.lease.filter(|lease| !lease.is_none()).map(|lease| lease.to_string()),
             lease_for: rule.lease_for.map(duration::text),
+            ttl: rule.ttl.map(duration::text),
+            on_expiry: is_release.then(|| limit.on_expiry().keyword()),
+            max_excess: Some(limit.max_excess()).filter(|_| has_window && has_own_max_excess(limit)),
+            hold: rule.hold.as_deref().map(str::to_owned),
             shadow: rule.shadow,
             overdraft: rule.overdraft,
             absent: rule.absent.keyword(),
@@ -154,6 +173,11 @@ impl From<&Rule> for RuleView {
             overrides: rule.overrides.len(),
         }
     }
+}
+
+/// Whether the bound of the excess was set: then it does not follow an override of the amount.
+fn has_own_max_excess(limit: &Limit) -> bool {
+    *limit == limit.with_max_excess(limit.max_excess())
 }
 
 impl From<&Override> for OverrideView {

@@ -7,7 +7,8 @@
 //! | `executor` | runs the calls of a connection in its own task |
 //! | `unary` | `ShouldRateLimit` without tonic's router |
 //! | `body` | the message of a call, within memory bounds |
-//! | `request` | from Envoy's request to a group of [`Request`](sluicegate::limiter::Request)s |
+//! | `request` | from Envoy's request to a group of [`Request`](sluicegate::limiter::Request)s, and the holds to settle |
+//! | `hold` | holds, and settling them at the end of a stream |
 //! | `response` | from the decisions to Envoy's response |
 //! | `timeout` | the caller's deadline |
 //! | `messages` | Envoy's messages |
@@ -20,6 +21,7 @@
 
 mod body;
 mod executor;
+mod hold;
 pub mod messages;
 mod request;
 mod response;
@@ -27,13 +29,14 @@ pub mod server;
 mod timeout;
 mod unary;
 
-use std::{fmt::Display, net::SocketAddr, slice, sync::Arc, time::Duration};
+use std::{fmt, fmt::Display, net::SocketAddr, slice, sync::Arc, time::Duration};
 
 use http::{HeaderMap, header::AUTHORIZATION};
 use parking_lot::Mutex;
 use sluicegate::{
     Decision, Error, Source,
     limiter::{GroupDecision, Operation},
+    store::HoldId,
 };
 use sluicegate_tower::headers::Dialect;
 use tokio::time::Instant;
@@ -47,12 +50,12 @@ use self::messages::{
     DESCRIPTORS, RateLimitRequest, RateLimitResponse,
     rate_limit_service_server::{RateLimitService, RateLimitServiceServer, SERVICE_NAME},
 };
-use self::request::Problem;
+use self::request::{Problem, RateLimitCall};
 use crate::{
     auth::{Access, AuthError, Identity, is_authenticated},
     completion::run_to_completion,
     config::{Live, Scope},
-    engine::{Engine, Transport},
+    engine::{Engine, Excess, Transport},
     net::activity::Activity,
     observe::{
         Call,
@@ -71,7 +74,7 @@ pub const MAX_SMALL_MESSAGE: usize = 64 << 10;
 /// The memory for larger requests, shared by all connections, in bytes. If it is exhausted, a request is denied.
 pub const LARGE_MESSAGES: usize = 64 << 20;
 
-/// The minimum interval between log lines about requests that were denied without a decision.
+/// The minimum interval between log lines about requests without a decision.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The service name of envoyproxy/ratelimit in health checks.
@@ -118,7 +121,7 @@ struct RateLimitHandler {
     engine: Engine,
     settings: Live<Settings>,
     access: Access,
-    /// When a denial without a decision was last logged.
+    /// When a request without a decision was last logged.
     last_warning: Mutex<Option<Instant>>,
 }
 
@@ -192,8 +195,8 @@ impl RateLimitHandler {
     ) -> Result<RateLimitResponse, Status> {
         let observer = self.engine.observer();
         self.authenticate(caller, headers)?;
-        let mut requests = match request::read(&self.engine, request) {
-            Ok(requests) => requests,
+        let call = match request::read(&self.engine, request) {
+            Ok(call) => call,
             Err(problem) => {
                 observer.invalid(Call::CHECK);
                 return match problem {
@@ -203,38 +206,96 @@ impl RateLimitHandler {
             }
         };
         let deadline = timeout::budget(headers);
-        if let [one @ sluicegate::limiter::Request { operation: Operation::Check, .. }] = &mut *requests {
+        if !call.end_positions.is_empty() {
+            // boxed to keep the future of a single check small
+            return Box::pin(self.end_stream(caller, headers, request, call, deadline)).await;
+        }
+        let RateLimitCall { mut requests, hold, .. } = call;
+        if hold.is_none()
+            && let [one @ sluicegate::limiter::Request { operation: Operation::Check, .. }] = &mut *requests
+        {
             one.deadline = deadline;
             return match self.engine.decide(Transport::Grpc, one).await {
                 Ok(decision) => self.respond(&decision, slice::from_ref(&decision)),
                 Err(error) => self.without_decision(&error, request),
             };
         }
-        let decided = if requests.iter().all(|request| request.operation == Operation::Check) {
-            // boxed to keep the future of a single check small
-            Box::pin(self.engine.decide_group(Transport::Grpc, &requests, deadline)).await
+        let group = Group { requests, hold, deadline };
+        // boxed to keep the future of a single check small
+        Box::pin(self.decide_group(caller, headers, request, group)).await
+    }
+
+    async fn decide_group(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+        request: &RateLimitRequest,
+        group: Group,
+    ) -> Result<RateLimitResponse, Status> {
+        let decided = if group.requests.iter().all(|request| request.operation == Operation::Check) {
+            group.decide(&self.engine).await
         } else {
             let identity = self.access.check(authorization(headers), Scope::Adjust).map_err(|error| {
-                observer.unauthorized(Call::CHECK);
+                self.engine.observer().unauthorized(Call::CHECK);
                 self.access.audit_rejected(Some(caller.peer), REFUND.name(), &error);
                 unauthorized(&error)
             })?;
-            let refunds =
-                Refunds { identity, peer: caller.peer, domain: request.domain.clone(), requests, deadline };
-            Box::pin(run_to_completion(refunds.decide(self.engine.clone()))).await
+            let refunds = Refunds { identity, peer: caller.peer, domain: request.domain.clone(), group };
+            run_to_completion(refunds.decide(self.engine.clone())).await
         };
         match decided {
-            Ok(group) => self.respond(&group.overall, &group.each),
+            Ok((group, is_held)) => {
+                let mut response = self.respond(&group.overall, &group.each)?;
+                response.dynamic_metadata = is_held.then(response::mark_of_hold);
+                Ok(response)
+            }
             Err(error) => self.without_decision(&error, request),
         }
+    }
+
+    /// Settles the holds of a call at the end of a stream. Other descriptors of the call are decided, without a hold.
+    async fn end_stream(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+        request: &RateLimitRequest,
+        call: RateLimitCall,
+        deadline: Option<Duration>,
+    ) -> Result<RateLimitResponse, Status> {
+        let RateLimitCall { requests, ends, end_positions, problem, .. } = call;
+        if let Some(problem) = problem {
+            self.engine.observer().invalid(Call::CHECK);
+            self.warn(format_args!("a descriptor at the end of a stream settles nothing: {problem}"));
+        }
+        let excess = match self.access.check(authorization(headers), Scope::Adjust) {
+            Ok(_) => Excess::Unbounded,
+            Err(_) => Excess::Bounded,
+        };
+        // a client that disconnects does not leave an estimate charged
+        let settled = run_to_completion(hold::settle(self.engine.clone(), ends, excess, deadline)).await;
+        if let Err(error) = settled {
+            self.warn(format_args!(
+                "a hold was not settled at the end of its stream, it expires instead: {error}"
+            ));
+        }
+        if requests.is_empty() {
+            return Ok(response::settled(end_positions.len()));
+        }
+        let group = Group { requests, hold: None, deadline };
+        let mut response = self.decide_group(caller, headers, request, group).await?;
+        // the response to an undecidable request has a status for every descriptor
+        if response.statuses.len() < request.descriptors.len() {
+            response::insert_settled(&mut response, &end_positions);
+        }
+        Ok(response)
     }
 
     /// Denies a call whose request is too large to be read.
     fn deny_unread(&self, caller: &Caller, headers: &HeaderMap) -> Result<RateLimitResponse, Status> {
         self.authenticate(caller, headers)?;
         self.engine.observer().invalid(Call::CHECK);
-        self.warn(&format_args!(
-            "the request is larger than {MAX_MESSAGE} bytes, or too many requests of more than {MAX_SMALL_MESSAGE} bytes are in \
+        self.warn(format_args!(
+            "undecidable gRPC request denied: the request is larger than {MAX_MESSAGE} bytes, or too many requests of more than {MAX_SMALL_MESSAGE} bytes are in \
              flight: remove long headers from the descriptors"
         ));
         Ok(response::denied(0))
@@ -263,18 +324,18 @@ impl RateLimitHandler {
     }
 
     fn deny(&self, reason: &dyn Display, request: &RateLimitRequest) -> RateLimitResponse {
-        self.warn(reason);
+        self.warn(format_args!("undecidable gRPC request denied: {reason}"));
         response::denied(request.descriptors.len())
     }
 
-    /// Logs a denial without a decision, unless one was logged within [`WARNING_INTERVAL`].
-    fn warn(&self, reason: &dyn Display) {
+    /// Logs a warning about a request, unless one was logged within [`WARNING_INTERVAL`].
+    fn warn(&self, warning: fmt::Arguments<'_>) {
         let now = Instant::now();
         let mut last = self.last_warning.lock();
         if last.is_none_or(|last| now.duration_since(last) >= WARNING_INTERVAL) {
             *last = Some(now);
             drop(last);
-            tracing::warn!("undecidable gRPC request denied: {reason}");
+            tracing::warn!("{warning}");
         }
     }
 
@@ -289,18 +350,38 @@ impl RateLimitHandler {
     }
 }
 
+/// The requests of a call, which are allowed together or not at all.
+struct Group {
+    requests: Vec<sluicegate::limiter::Request<'static>>,
+    hold: Option<HoldId>,
+    deadline: Option<Duration>,
+}
+
+impl Group {
+    /// Returns the decision, and whether the requests are held.
+    async fn decide(self, engine: &Engine) -> Result<(GroupDecision, bool), Error> {
+        let Self { requests, hold, deadline } = self;
+        match hold {
+            Some(id) => {
+                let decided = hold::hold(engine, &requests, id, deadline).await?;
+                Ok((decided.group, decided.is_held))
+            }
+            None => Ok((engine.decide_group(Transport::Grpc, &requests, deadline).await?, false)),
+        }
+    }
+}
+
 /// A call with refunds, which writes an audit line.
 struct Refunds {
     identity: Identity,
     peer: SocketAddr,
     domain: String,
-    requests: Vec<sluicegate::limiter::Request<'static>>,
-    deadline: Option<Duration>,
+    group: Group,
 }
 
 impl Refunds {
-    async fn decide(self, engine: Engine) -> Result<GroupDecision, Error> {
-        let decided = engine.decide_group(Transport::Grpc, &self.requests, self.deadline).await;
+    async fn decide(self, engine: Engine) -> Result<(GroupDecision, bool), Error> {
+        let decided = self.group.decide(&engine).await;
         audit(&Audit {
             who: self.identity.name(),
             from: Some(self.peer),

@@ -1,4 +1,4 @@
-//! From Envoy's request to a group of requests.
+//! From Envoy's request to a group of requests, and to the holds that it settles.
 //!
 //! Envoy allows a request if the call fails with a gRPC error. So only errors of Envoy's configuration are gRPC errors: an empty domain,
 //! or no descriptors. For input that an end client controls, values are shortened and numbers clamped; a request that still cannot be
@@ -7,12 +7,15 @@
 use std::{fmt::Display, time::Duration};
 
 use sluicegate::{
-    Cost,
+    Cost, Labels,
+    label_policy::CleanError,
     limiter::{LimitOverride, Operation, Request},
+    store::HoldId,
 };
 
 use super::messages::{
-    RateLimitDescriptor, RateLimitRequest, RateLimitUnit, rate_limit_descriptor::RateLimitOverride,
+    RateLimitDescriptor, RateLimitRequest, RateLimitUnit,
+    rate_limit_descriptor::{Entry, RateLimitOverride},
 };
 use crate::engine::Engine;
 
@@ -25,6 +28,45 @@ const DOMAIN: &str = "domain";
 /// The cost of a request without `hits_addend`.
 const DEFAULT_HITS: u64 = 1;
 
+/// The entry that marks a descriptor of the call at the end of a stream, which settles a hold. It is not a label.
+pub(super) const MARKING_KEY: &str = "sluicegate";
+pub(super) const SETTLE: &str = "settle";
+
+/// What a call asks for.
+#[derive(Debug, Default)]
+pub(super) struct RateLimitCall {
+    /// The descriptors that are decided, in order.
+    pub(super) requests: Vec<Request<'static>>,
+    /// The id under which they are held, if one of them carries an id and none marks the end of a stream.
+    pub(super) hold: Option<HoldId>,
+    /// The descriptors that mark the end of a stream.
+    pub(super) ends: Vec<StreamEnd>,
+    /// Their positions among all descriptors, and those of such descriptors that are invalid.
+    pub(super) end_positions: Vec<usize>,
+    /// Why a descriptor that marks the end of a stream is invalid.
+    pub(super) problem: Option<String>,
+}
+
+impl RateLimitCall {
+    /// Adds the end of a stream. Of several with the same labels, the largest cost counts: a descriptor without a cost is for streams whose
+    /// cost Envoy does not know.
+    fn add_end(&mut self, end: StreamEnd) {
+        match self.ends.iter_mut().find(|other| other.labels == end.labels) {
+            Some(known) => known.actual = known.actual.max(end.actual),
+            None => self.ends.push(end),
+        }
+    }
+}
+
+/// A descriptor that marks the end of a stream.
+#[derive(Debug)]
+pub(super) struct StreamEnd {
+    /// Its labels, without the mark.
+    pub(super) labels: Labels,
+    /// The actual cost, if Envoy reported it.
+    pub(super) actual: Option<Cost>,
+}
+
 /// Why a request has no decision.
 #[derive(Debug)]
 pub(super) enum Problem {
@@ -34,8 +76,8 @@ pub(super) enum Problem {
     Undecidable(String),
 }
 
-/// Returns one request per descriptor, in order.
-pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<Vec<Request<'static>>, Problem> {
+/// Reads the descriptors.
+pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<RateLimitCall, Problem> {
     if request.domain.is_empty() {
         return Err(Problem::Configuration("domain is empty: set the filter's domain, for example \"edge\""));
     }
@@ -49,34 +91,76 @@ pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<Vec<Re
             )));
         }
     }
-    let descriptors = request.descriptors.iter().enumerate();
-    descriptors
-        .map(|(index, descriptor)| {
-            read_descriptor(engine, request, descriptor)
-                .map_err(|problem| Problem::Undecidable(format!("descriptors[{index}]: {problem}")))
-        })
-        .collect()
+    let mut call = RateLimitCall::default();
+    let has_end = request.descriptors.iter().any(marks_end);
+    for (index, descriptor) in request.descriptors.iter().enumerate() {
+        let problem = |problem: &dyn Display| format!("descriptors[{index}]: {problem}");
+        let labels = labels(engine, request, descriptor);
+        if marks_end(descriptor) {
+            call.end_positions.push(index);
+            match labels {
+                Ok(labels) => call.add_end(StreamEnd { labels, actual: hits(request, descriptor).map(cost) }),
+                Err(error) => call.problem = Some(problem(&error)),
+            }
+            continue;
+        }
+        let undecidable = |error: &dyn Display| Problem::Undecidable(problem(error));
+        let labels = labels.map_err(|error| undecidable(&error))?;
+        let held =
+            if has_end || descriptor.is_negative_hits { None } else { engine.limiter().label_hold(&labels) };
+        let hits = cost(hits(request, descriptor).unwrap_or(DEFAULT_HITS));
+        let Some(held) = held else {
+            call.requests.push(read_descriptor(descriptor, Request::new(labels, hits).skip_concurrency()));
+            continue;
+        };
+        if call.hold.as_ref().is_some_and(|id| id != held.id()) {
+            return Err(undecidable(
+                &"its id is not that of the other descriptors: use one id for all rules with hold",
+            ));
+        }
+        let costs = held.costs(hits).map_err(|error| undecidable(&error))?;
+        call.requests.push(read_descriptor(descriptor, Request::new(labels, costs)));
+        call.hold = Some(held.id().clone());
+    }
+    Ok(call)
 }
 
-/// Reads one descriptor. Envoy sends one without entries if all its headers are absent; then the domain is the only label.
-fn read_descriptor(
+/// Whether a descriptor marks the end of a stream.
+fn marks_end(descriptor: &RateLimitDescriptor) -> bool {
+    descriptor.entries.iter().any(is_mark)
+}
+
+fn is_mark(entry: &Entry) -> bool {
+    entry.key == MARKING_KEY && entry.value == SETTLE.as_bytes()
+}
+
+/// Returns the labels of a descriptor. Envoy sends one without entries if all its headers are absent; then the domain is the only label.
+fn labels(
     engine: &Engine,
     request: &RateLimitRequest,
     descriptor: &RateLimitDescriptor,
-) -> Result<Request<'static>, impl Display> {
-    let entries = descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value));
-    let labels = engine.labels_shortened(entries.chain([(DOMAIN, request.domain.as_bytes())]));
-    let hits = match (descriptor.hits_addend, request.hits_addend) {
-        (Some(own), _) => own,
-        (None, 0) => DEFAULT_HITS,
-        (None, of_all) => of_all.into(),
-    };
-    // the largest cost exceeds every limit
-    let cost = Cost::new(hits).unwrap_or(Cost::MAX);
+) -> Result<Labels, CleanError> {
+    let entries = descriptor.entries.iter().filter(|entry| !is_mark(entry));
+    let entries = entries.map(|entry| (&*entry.key, &*entry.value));
+    engine.labels_shortened(entries.chain([(DOMAIN, request.domain.as_bytes())]))
+}
+
+/// Returns the addend of a descriptor, if it or the request has one.
+fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> Option<u64> {
+    let of_all = (request.hits_addend > 0).then(|| request.hits_addend.into());
+    descriptor.hits_addend.or(of_all)
+}
+
+/// The largest cost exceeds every limit.
+fn cost(hits: u64) -> Cost {
+    Cost::new(hits).unwrap_or(Cost::MAX)
+}
+
+/// Adds the operation and the limit of a descriptor.
+fn read_descriptor(descriptor: &RateLimitDescriptor, request: Request<'static>) -> Request<'static> {
     let operation =
         if descriptor.is_negative_hits { Operation::Refund { at: None } } else { Operation::Check };
-    let limit = descriptor.limit.as_ref().and_then(limit_override);
-    labels.map(|labels| Request::new(labels, cost).operation(operation).limit(limit))
+    request.operation(operation).limit(descriptor.limit.as_ref().and_then(limit_override))
 }
 
 /// Reads the limit of a descriptor. A limit of an unknown unit is ignored, and the limits of the rules apply.

@@ -8,7 +8,7 @@ use sluicegate_tower::headers::{self, Dialect};
 
 use super::{
     messages::{Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitResponse, Unit},
-    request::MAX_DESCRIPTORS,
+    request::{MARKING_KEY, MAX_DESCRIPTORS, SETTLE},
 };
 
 /// Creates the response. Its statuses are in the order of the descriptors.
@@ -28,6 +28,31 @@ pub(super) fn denied(descriptors: usize) -> RateLimitResponse {
     // beyond the bound, no status is sent for each descriptor
     let statuses = if descriptors > MAX_DESCRIPTORS { 0 } else { descriptors };
     RateLimitResponse { overall_code: code, statuses: vec![status; statuses], ..RateLimitResponse::default() }
+}
+
+/// Creates the response to a call of this many descriptors that settles holds.
+pub(super) fn settled(descriptors: usize) -> RateLimitResponse {
+    let code = Code::Ok.into();
+    let statuses = vec![settled_status(); descriptors];
+    RateLimitResponse { overall_code: code, statuses, ..RateLimitResponse::default() }
+}
+
+/// Adds the statuses of descriptors that settle holds, at these ascending positions.
+pub(super) fn insert_settled(response: &mut RateLimitResponse, positions: &[usize]) {
+    for position in positions {
+        response.statuses.insert((*position).min(response.statuses.len()), settled_status());
+    }
+}
+
+/// Returns the dynamic metadata of a request that is held: the entry that marks the call at the end of its stream. Envoy does not have it for
+/// other requests.
+pub(super) fn mark_of_hold() -> prost_types::Struct {
+    let value = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue(SETTLE.to_owned())) };
+    prost_types::Struct { fields: [(MARKING_KEY.to_owned(), value)].into() }
+}
+
+fn settled_status() -> DescriptorStatus {
+    DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() }
 }
 
 fn status(decision: &Decision) -> DescriptorStatus {

@@ -43,6 +43,12 @@ pub(super) struct Body {
     pub(super) headers: Option<bool>,
     #[serde(default, deserialize_with = "present")]
     pub(super) checks: Option<Vec<Object<Body>>>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) id: Option<String>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) token: Option<String>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) ttl_ms: Option<Whole>,
 }
 
 /// A limit given in the request.
@@ -52,7 +58,8 @@ pub(super) struct Limit {
     #[serde(default, deserialize_with = "present")]
     pub(super) algorithm: Option<String>,
     pub(super) amount: Whole,
-    pub(super) window: String,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) window: Option<String>,
     #[serde(default, deserialize_with = "present")]
     pub(super) zone: Option<String>,
     #[serde(default, deserialize_with = "present")]
@@ -63,6 +70,18 @@ pub(super) struct Limit {
     pub(super) lease: Option<LeaseValue>,
     #[serde(default, deserialize_with = "present")]
     pub(super) lease_for: Option<String>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) on_expiry: Option<OnExpiryValue>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) max_excess: Option<Whole>,
+}
+
+/// What happens to the units of a hold that expires.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum OnExpiryValue {
+    Charge,
+    Release,
 }
 
 /// How much of the limit may be charged in advance: a percentage in a string, or a number.

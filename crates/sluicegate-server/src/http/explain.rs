@@ -9,7 +9,7 @@ use sluicegate::{
     duration,
     limiter::{Request, Subject},
     rules::{DenialReason, Effect, Explained, RuleSet},
-    store::{CounterSnapshot, Key},
+    store::{CounterSnapshot, Key, LiveHolds},
     window,
 };
 use sluicegate_core::decision::whole_millis_up;
@@ -60,8 +60,9 @@ pub struct LimitView {
     pub algorithm: Cow<'static, str>,
     /// Units per window.
     pub amount: u64,
-    /// The window.
-    pub window: String,
+    /// The window; `None` if the algorithm has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<String>,
     /// The time zone of a calendar window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
@@ -86,6 +87,26 @@ pub struct CounterView {
     pub remaining: u64,
     /// The time until the counter is empty.
     pub reset_after_ms: u64,
+    /// The live holds, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holds: Option<LiveHoldsView>,
+}
+
+/// The live holds of a counter, which are neither settled, released nor expired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveHoldsView {
+    /// Their number.
+    pub count: u64,
+    /// The sum of their units.
+    pub units: u64,
+    /// When the oldest of them was made, on the store's clock.
+    pub oldest_us: u64,
+}
+
+impl LiveHoldsView {
+    fn new(LiveHolds { count, units, oldest_us }: LiveHolds) -> Option<Self> {
+        (count > 0).then_some(Self { count, units, oldest_us })
+    }
 }
 
 /// A rule that does not apply.
@@ -136,6 +157,7 @@ impl Explanation {
             let used = applied.state.as_ref().map_or(0, |state| state.used);
             if let (Some(state), Some(snapshot)) = (&mut applied.state, &snapshot) {
                 state.leased = snapshot.leased;
+                state.holds = LiveHoldsView::new(snapshot.holds);
             }
             applied.snapshot = snapshot.map(|snapshot| SnapshotView::new(snapshot, used));
         }
@@ -148,7 +170,7 @@ impl LimitView {
         Self {
             algorithm: limit.algorithm().name().into(),
             amount: limit.amount(),
-            window: window::text(limit),
+            window: limit.algorithm().properties().has_window.then(|| window::text(limit)),
             zone: limit.calendar().map(|calendar| calendar.zone().to_owned()),
             anchor: limit.calendar().and_then(Calendar::anchor).map(AnchorView::from),
             capacity: limit.capacity(),
@@ -213,21 +235,24 @@ fn explain_counter(
 ) -> AppliedRule {
     // in a fallback, this process's share of the limit applies
     let capacity = tier.map_or(limit.capacity(), |tier| tier.limit);
+    // a request in flight usually ends before its hold expires
+    let bound = if limit.algorithm().properties().has_window { "" } else { " at the latest" };
     let limit = LimitView::new(limit, shadow);
     let state = tier.filter(|_| source != Source::Closed).map(|tier| CounterView {
         used: capacity.saturating_sub(tier.remaining).saturating_add(tier.debt),
         leased: 0,
         remaining: tier.remaining,
         reset_after_ms: whole_millis_up(tier.reset_after),
+        holds: None,
     });
     let arithmetic = match (tier, &state) {
         (Some(tier), Some(state)) if source == Source::Fallback => {
             format!(
                 "store unavailable, enforcing this server's share of the limit: {}",
-                sum(tier, state, cost, capacity)
+                sum(tier, state, cost, capacity, bound)
             )
         }
-        (Some(tier), Some(state)) => sum(tier, state, cost, capacity),
+        (Some(tier), Some(state)) => sum(tier, state, cost, capacity, bound),
         (Some(_), None) => "store unavailable, failing closed".to_owned(),
         (None, _) if matches!(source, Source::Fallback | Source::Open | Source::Closed) => {
             "store unavailable: the counter was not read".to_owned()
@@ -246,7 +271,7 @@ fn explain_counter(
 }
 
 /// Returns the usage plus the cost, compared with the capacity.
-fn sum(tier: &TierDecision, state: &CounterView, cost: u64, capacity: u64) -> String {
+fn sum(tier: &TierDecision, state: &CounterView, cost: u64, capacity: u64, bound: &str) -> String {
     let used = state.used;
     let total = used.saturating_add(cost);
     match tier.outcome {
@@ -255,7 +280,7 @@ fn sum(tier: &TierDecision, state: &CounterView, cost: u64, capacity: u64) -> St
             format!("{cost} requested exceeds the capacity of {capacity}: waiting does not help")
         }
         Outcome::Denied { retry: Retry::After(wait) } => format!(
-            "{used} used + {cost} requested = {total} of {capacity}: fits in {}",
+            "{used} used + {cost} requested = {total} of {capacity}: fits in {}{bound}",
             duration::text(std::time::Duration::from_millis(whole_millis_up(wait)))
         ),
     }

@@ -4,9 +4,10 @@
 //! |---|---|
 //! | `server` | connections and graceful shutdown |
 //! | `check` | `POST /v1/check`, the hot call |
+//! | `hold` | the calls about holds |
 //! | `routes` | all other calls |
-//! | `request`, `body` | from a JSON body to a [`Request`](sluicegate::limiter::Request) |
-//! | `response`, `json` | from a decision to JSON |
+//! | `request`, `limit`, `body` | from a JSON body to a [`Request`](sluicegate::limiter::Request) |
+//! | `response`, `hold_response`, `json` | from a decision to JSON |
 //! | `guard` | tokens, and protection against cross-site requests |
 //! | `status` | health, readiness, rules, heavy hitters, metrics |
 //! | `live` | server-sent events for the dashboard |
@@ -23,7 +24,10 @@ mod check;
 mod chunked_body;
 pub mod explain;
 pub(crate) mod guard;
+mod hold;
+pub mod hold_response;
 mod json;
+mod limit;
 pub mod live;
 pub mod openapi;
 mod problem;

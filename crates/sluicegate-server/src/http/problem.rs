@@ -53,9 +53,10 @@ impl Problem {
 impl From<sluicegate::Error> for Problem {
     fn from(error: sluicegate::Error) -> Self {
         let status = match error {
-            sluicegate::Error::Store(_) | sluicegate::Error::PartialReset { .. } => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            sluicegate::Error::Store(_)
+            | sluicegate::Error::PartialReset { .. }
+            | sluicegate::Error::TooManyHolds { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            sluicegate::Error::HoldConflict(_) => StatusCode::CONFLICT,
             // more rules match than one check may have tiers: an error of the configuration, not of the caller
             sluicegate::Error::Check(_) => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,

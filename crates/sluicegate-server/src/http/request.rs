@@ -1,25 +1,19 @@
-//! Converts a JSON body to requests, and validates limits and costs.
+//! Converts a JSON body to requests, and validates costs.
 
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use sluicegate::{
-    Algorithm, Cost, Costs, Limit, Timestamp, Window,
-    calendar::{Calendar, CalendarError, CalendarUnit, Zone},
-    duration,
+    Cost, Costs, Timestamp,
     limiter::{Operation, Request, RuleSelection},
-    rules::LeaseSize,
-    window::{self, WrittenWindow},
 };
 
 use super::{
     body::{self, Body, Object, Whole},
+    limit::read_limit,
     problem::Problem,
 };
 use crate::{engine::Engine, observe};
-
-/// The algorithm of a limit that does not name one.
-const DEFAULT_ALGORITHM: Algorithm = Algorithm::TokenBucket;
 
 /// The maximum number of checks in one batch.
 pub const MAX_CHECKS: usize = 1_000;
@@ -36,6 +30,10 @@ pub(super) enum ApiCall {
     Refund,
     Reset,
     Explain,
+    Hold,
+    Settle,
+    Release,
+    Renew,
 }
 
 impl ApiCall {
@@ -48,14 +46,20 @@ impl ApiCall {
             "/v1/refund" => Self::Refund,
             "/v1/reset" => Self::Reset,
             "/v1/explain" => Self::Explain,
+            "/v1/hold" => Self::Hold,
+            "/v1/settle" => Self::Settle,
+            "/v1/release" => Self::Release,
+            "/v1/renew" => Self::Renew,
             _ => return None,
         })
     }
 
-    /// The limiter's operation. A reset is none; its request only names counters.
+    /// The limiter's operation. A reset and the end of a hold are none; their requests only name counters.
     fn operation(self, at: Option<Timestamp>) -> Operation {
         match self {
-            Self::Check | Self::Reset => Operation::Check,
+            Self::Check | Self::Reset | Self::Hold | Self::Settle | Self::Release | Self::Renew => {
+                Operation::Check
+            }
             Self::Peek | Self::Explain => Operation::Peek,
             Self::Charge => Operation::Charge,
             Self::Refund => Operation::Refund { at },
@@ -68,6 +72,10 @@ impl From<ApiCall> for observe::Call {
     fn from(call: ApiCall) -> Self {
         match call {
             ApiCall::Reset => Self::Reset,
+            ApiCall::Hold => Self::Hold,
+            ApiCall::Settle => Self::Settle,
+            ApiCall::Release => Self::Release,
+            ApiCall::Renew => Self::Renew,
             other => Self::Decide(other.operation(None)),
         }
     }
@@ -100,6 +108,9 @@ impl CheckBody {
             all: None,
             at_us: None,
             headers: None,
+            id: None,
+            token: None,
+            ttl_ms: None,
             deadline_ms,
         } = body
         else {
@@ -139,7 +150,7 @@ impl CheckBody {
     }
 }
 
-fn deadline(deadline_ms: Whole) -> Result<Duration, Problem> {
+pub(super) fn deadline(deadline_ms: Whole) -> Result<Duration, Problem> {
     match deadline_ms.0 {
         0 => Err(Problem::bad_request("\"deadline_ms\" is 0: use at least 1, or leave it out")),
         millis => Ok(Duration::from_millis(millis)),
@@ -151,7 +162,7 @@ pub(super) fn read(engine: &Engine, call: ApiCall, bytes: &[u8]) -> Result<ApiRe
     from_body(engine, call, Body::read(bytes)?)
 }
 
-fn from_body(engine: &Engine, call: ApiCall, body: Body) -> Result<ApiRequest, Problem> {
+pub(super) fn from_body(engine: &Engine, call: ApiCall, body: Body) -> Result<ApiRequest, Problem> {
     reject_fields_of_other_calls(call, &body)?;
     let wants_headers = body.headers.unwrap_or_default();
     let at = body.at_us.map(|at| Timestamp::from_micros(at.0));
@@ -181,10 +192,16 @@ fn from_body(engine: &Engine, call: ApiCall, body: Body) -> Result<ApiRequest, P
     Ok(ApiRequest { request: request.operation(call.operation(at)).deadline(deadline), wants_headers })
 }
 
-fn reject_fields_of_other_calls(call: ApiCall, body: &Body) -> Result<(), Problem> {
+pub(super) fn reject_fields_of_other_calls(call: ApiCall, body: &Body) -> Result<(), Problem> {
     let adjusts = matches!(call, ApiCall::Charge | ApiCall::Refund);
+    let no_cost = match call {
+        ApiCall::Reset => Some("a reset deletes whole counters"),
+        ApiCall::Release => Some("a release refunds the whole estimate"),
+        ApiCall::Renew => Some("a renewal charges nothing"),
+        _ => None,
+    };
     let fields = [
-        ("cost", body.cost.is_some(), call != ApiCall::Reset, "a reset deletes whole counters"),
+        ("cost", body.cost.is_some(), no_cost.is_none(), no_cost.unwrap_or_default()),
         (
             "rules",
             body.rules.is_some(),
@@ -196,10 +213,13 @@ fn reject_fields_of_other_calls(call: ApiCall, body: &Body) -> Result<(), Proble
         (
             "headers",
             body.headers.is_some(),
-            matches!(call, ApiCall::Check | ApiCall::Peek),
-            "only a check and a peek decide about a response",
+            matches!(call, ApiCall::Check | ApiCall::Peek | ApiCall::Hold),
+            "only a check, a peek and a hold decide about a response",
         ),
         ("checks", body.checks.is_some(), false, "only a check may be sent in batches"),
+        ("id", body.id.is_some(), false, "only holds have one"),
+        ("token", body.token.is_some(), false, "only an existing hold has one"),
+        ("ttl_ms", body.ttl_ms.is_some(), false, "only a hold and a renewal set an expiry"),
     ];
     match fields.iter().find(|(_, is_given, is_allowed, _)| *is_given && !is_allowed) {
         Some((field, .., why)) => {
@@ -224,7 +244,7 @@ fn selection(call: ApiCall, names: Option<Vec<String>>, all: Option<bool>) -> Re
     }
 }
 
-fn costs(cost: Option<body::Cost>) -> Result<Costs, Problem> {
+pub(super) fn costs(cost: Option<body::Cost>) -> Result<Costs, Problem> {
     match cost {
         None => Ok(Cost::ONE.into()),
         Some(body::Cost::Requests(number)) => Ok(units(number)?.into()),
@@ -236,7 +256,7 @@ fn costs(cost: Option<body::Cost>) -> Result<Costs, Problem> {
     }
 }
 
-fn cost_of_key(cost: Option<body::Cost>) -> Result<Cost, Problem> {
+pub(super) fn cost_of_key(cost: Option<body::Cost>) -> Result<Cost, Problem> {
     match cost {
         None => Ok(Cost::ONE),
         Some(body::Cost::Requests(number)) => units(number),
@@ -248,51 +268,4 @@ fn cost_of_key(cost: Option<body::Cost>) -> Result<Cost, Problem> {
 
 fn units(number: Whole) -> Result<Cost, Problem> {
     Cost::new(number.0).map_err(Problem::bad_request)
-}
-
-fn read_limit(limit: &body::Limit) -> Result<Limit, Problem> {
-    let in_limit = |error: &dyn std::error::Error| Problem::bad_request(format_args!("limit: {error}"));
-    let algorithm = match &limit.algorithm {
-        Some(name) => name.parse().map_err(|error| in_limit(&error))?,
-        None => DEFAULT_ALGORITHM,
-    };
-    let window = match window::parse(&limit.window).map_err(|error| in_limit(&error))? {
-        WrittenWindow::Length(length) => length.into(),
-        WrittenWindow::Calendar(unit) => read_calendar(limit, unit).map_err(|error| in_limit(&error))?.into(),
-    };
-    for (is_given, field) in [(limit.zone.is_some(), "zone"), (limit.anchor.is_some(), "anchor")] {
-        if is_given && matches!(window, Window::Length(_)) {
-            return Err(Problem::bad_request(format_args!(
-                "limit: {field} needs a calendar window: use {}, or remove {field}",
-                CalendarUnit::list()
-            )));
-        }
-    }
-    let read = Limit::new(algorithm, limit.amount.0, window).map_err(|error| in_limit(&error))?;
-    let read = match limit.burst {
-        Some(burst) => read.with_burst(burst.0).map_err(|error| in_limit(&error))?,
-        None => read,
-    };
-    read_lease(limit, read)
-}
-
-fn read_lease(limit: &body::Limit, read: Limit) -> Result<Limit, Problem> {
-    let in_limit = |error: &dyn std::error::Error| Problem::bad_request(format_args!("limit: {error}"));
-    let size = limit.lease.as_ref().map_or(LeaseSize::NONE, |lease| lease.0);
-    if size.is_none() {
-        return match limit.lease_for {
-            Some(_) => Err(Problem::bad_request("limit: lease_for has no effect without lease: add it")),
-            None => Ok(read),
-        };
-    }
-    let lifetime = match &limit.lease_for {
-        Some(text) => duration::parse(text).map_err(|error| in_limit(&error))?,
-        None => read.default_lease_lifetime(),
-    };
-    read.with_lease(size.units_of(read.amount()), lifetime).map_err(|error| in_limit(&error))
-}
-
-fn read_calendar(limit: &body::Limit, unit: CalendarUnit) -> Result<&'static Calendar, CalendarError> {
-    let zone = limit.zone.as_deref().map_or_else(|| Ok(Zone::utc()), Zone::named)?;
-    zone.calendar(unit, limit.anchor.as_ref().map(|anchor| anchor.0))
 }

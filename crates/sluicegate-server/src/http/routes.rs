@@ -15,6 +15,7 @@ use super::{
     Api, MAX_BODY,
     explain::Explanation,
     guard::{self, AuditSubject, Guard, RejectCrossSite},
+    hold,
     json::Json,
     live::{self, Listeners},
     openapi,
@@ -53,6 +54,10 @@ pub(super) fn router(api: Api) -> Router {
     let check = Router::new()
         .route("/v1/peek", post(peek))
         .route("/v1/explain", post(explain))
+        .route("/v1/hold", post(hold::hold))
+        .route("/v1/settle", post(hold::settle))
+        .route("/v1/release", post(hold::release))
+        .route("/v1/renew", post(hold::renew))
         .route("/v1/live", get(move |api, request| live::live(listeners.clone(), api, request)))
         .route_layer(scoped(Scope::Check));
     let adjust = Router::new()
@@ -131,7 +136,7 @@ async fn explain(State(api): State<Api>, request: Request) -> Result<Json<Explan
 async fn not_found(request: Request) -> Problem {
     let path = request.uri().path();
     let detail = format!(
-        "there is no {path}: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /v1/live, \
+        "there is no {path}: use /v1/check, /v1/peek, /v1/hold, /v1/settle, /v1/release, /v1/renew, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /v1/live, \
          /healthz, /readyz, /metrics, /openapi.json or, in a browser, /"
     );
     Problem::new(StatusCode::NOT_FOUND, detail)

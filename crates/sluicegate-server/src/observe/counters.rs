@@ -98,12 +98,16 @@ impl SourceCounters {
 }
 
 /// The calls, in the order of their counters.
-const CALLS: [Call; 5] = [
+const CALLS: [Call; 9] = [
     Call::CHECK,
     Call::Decide(Operation::Peek),
     Call::Decide(Operation::Charge),
     Call::Decide(Operation::Refund { at: None }),
     Call::Reset,
+    Call::Hold,
+    Call::Settle,
+    Call::Release,
+    Call::Renew,
 ];
 
 impl CounterTable {
@@ -237,13 +241,23 @@ impl RequestCounters {
             Call::Decide(Operation::Charge) => 2,
             Call::Decide(Operation::Refund { .. }) => 3,
             Call::Reset => 4,
+            Call::Hold => 5,
+            Call::Settle => 6,
+            Call::Release => 7,
+            Call::Renew => 8,
         };
         self.0.own().add(|calls| &calls[place][outcome as usize], 1);
     }
 
-    /// Partial counts with the index of their outcome in [`RequestOutcome::ALL`].
+    /// Partial counts with the index of their outcome in [`RequestOutcome::ALL`]. The end of a hold counts only if it fails: its
+    /// request was counted when the hold was made.
     pub(super) fn by_outcome(&self) -> impl Iterator<Item = (usize, u64)> {
-        self.0.all().flatten().flat_map(|counts| counts.iter().map(read).enumerate())
+        let counts = self.0.all().flat_map(|calls| CALLS.iter().zip(calls));
+        counts.flat_map(|(call, counts)| {
+            let follows_hold = matches!(call, Call::Settle | Call::Release | Call::Renew);
+            let skipped = follows_hold.then_some(RequestOutcome::Allowed as usize);
+            counts.iter().map(read).enumerate().filter(move |(place, _)| Some(*place) != skipped)
+        })
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {

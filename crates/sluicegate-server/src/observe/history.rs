@@ -11,7 +11,7 @@ use std::{
 
 use parking_lot::Mutex;
 use serde::Serialize;
-use sluicegate::stats::{BOUNDS, Stats};
+use sluicegate::stats::{BOUNDS, HoldStats, Stats};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -63,8 +63,47 @@ pub struct Second {
     pub store_bytes: u64,
     /// Checks and charges on overflow counters, one for each matching rule, because the memory store is full.
     pub overflow_decisions: u64,
+    /// Holds by outcome, if there were any.
+    #[serde(skip_serializing_if = "HoldsSecond::is_idle")]
+    pub holds: HoldsSecond,
     /// The busiest rules in descending order, then the sum of the others.
     pub rules: Vec<RuleSecond>,
+}
+
+/// The holds of one second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HoldsSecond {
+    /// Holds that were made.
+    pub held: u64,
+    /// Holds that were settled or released.
+    pub ended: u64,
+    /// Holds that were found to have expired, once for each counter.
+    pub expired: u64,
+    /// Holds that were settled after they had expired.
+    pub late: u64,
+    /// Settlements without a hold.
+    pub unknown: u64,
+    /// Settlements that the store did not answer.
+    pub queued: u64,
+}
+
+impl HoldsSecond {
+    fn is_idle(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The increase between two totals.
+    fn between(before: &HoldStats, now: &HoldStats) -> Self {
+        let of = |count: fn(&HoldStats) -> u64| increase(count(now), count(before));
+        Self {
+            held: of(|holds| holds.held),
+            ended: of(|holds| holds.settled) + of(|holds| holds.released),
+            expired: of(|holds| holds.expired),
+            late: of(|holds| holds.late),
+            unknown: of(|holds| holds.unknown),
+            queued: of(|holds| holds.queued),
+        }
+    }
 }
 
 /// The activity of one rule in one second.
@@ -104,6 +143,7 @@ struct Totals {
     store_micros: u64,
     store_errors: u64,
     overflow_decisions: u64,
+    holds: HoldStats,
     rules: Arc<RuleTotals>,
 }
 
@@ -186,6 +226,7 @@ impl Observer {
             store_micros: u64::try_from(stats.calls.total.as_micros()).unwrap_or(u64::MAX),
             store_errors: sum(stats.errors.iter().map(|(_, count)| *count)),
             overflow_decisions: stats.store.overflow_decisions,
+            holds: stats.holds,
             rules: Arc::new(rules.collect()),
         }
     }
@@ -215,6 +256,7 @@ impl Totals {
             store_p99_us: quantile(&calls, 99),
             store_errors: increase(self.store_errors, before.store_errors),
             overflow_decisions: increase(self.overflow_decisions, before.overflow_decisions),
+            holds: HoldsSecond::between(&before.holds, &self.holds),
             rules: self.rules_since(before),
             ..Second::default()
         }

@@ -24,7 +24,7 @@ use prometheus_client::{
 };
 use sluicegate::{
     rules::RuleSet,
-    stats::{BOUNDS, Durations, LeaseStats, Skew, Stats},
+    stats::{BOUNDS, Durations, HoldStats, LeaseStats, Skew, Stats},
 };
 
 use super::{
@@ -110,6 +110,15 @@ const UNREADABLE: Metric = counter(
 const LEASE_UNITS: Metric = counter(
     "lease_units",
     "Units charged in advance for hot keys: drawn, and what became of them (spent, returned, or lost until their window ends)",
+);
+const HOLDS: Metric = counter("holds", "Holds that were made, and their ends, by outcome");
+const QUEUED_SETTLEMENTS: Metric = gauge(
+    "queued_settlements",
+    "Settlements and releases that are repeated in the background because the store did not answer",
+);
+const SKIPPED_CONCURRENCY: Metric = counter(
+    "skipped_concurrency_checks",
+    "Checks that left out a rule that counts requests in flight, because a proxy does not report their end",
 );
 const STORE_DURATION: Metric =
     histogram("store_operation_duration_seconds", "Duration of successful calls to the store");
@@ -224,6 +233,7 @@ impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut text = Text(&mut encoder);
         self.decisions(&mut text)?;
+        self.holds(&mut text)?;
         self.store(&mut text)?;
         self.configuration(&mut text)
     }
@@ -269,6 +279,15 @@ impl Scrape {
             level_of(&mut family, &[("transport", transport.name())], &counters.inflight())?;
         }
         Ok(())
+    }
+
+    fn holds(&self, text: &mut Text<'_, '_>) -> fmt::Result {
+        let mut family = text.family(&HOLDS)?;
+        for (outcome, count) in hold_outcomes(&self.stats.holds) {
+            count_of(&mut family, &[("outcome", outcome)], &count)?;
+        }
+        text.level(&QUEUED_SETTLEMENTS, &whole(self.stats.holds.waiting))?;
+        text.count(&SKIPPED_CONCURRENCY, &self.stats.skipped_concurrency)
     }
 
     fn store(&self, text: &mut Text<'_, '_>) -> fmt::Result {
@@ -340,6 +359,21 @@ impl Scrape {
         ];
         level_of(&mut text.family(&BUILD)?, &build, &1_u64)
     }
+}
+
+/// The counts of holds, with the names of their outcomes.
+fn hold_outcomes(holds: &HoldStats) -> [(&'static str, u64); 8] {
+    let HoldStats { held, settled, released, expired, already, late, unknown, queued, .. } = *holds;
+    [
+        ("held", held),
+        ("settled", settled),
+        ("released", released),
+        ("expired", expired),
+        ("already", already),
+        ("late", late),
+        ("unknown", unknown),
+        ("queued", queued),
+    ]
 }
 
 /// Writes metric families.

@@ -42,7 +42,7 @@ use quanta::{Clock, Instant};
 use sluicegate::{
     Decision, Error, Source, TierDecision,
     decision::Mode,
-    limiter::{GroupDecision, Operation, Request, Subject},
+    limiter::{GroupDecision, HoldDecision, Operation, Request, Subject},
     rules::{Effect, RuleSet},
 };
 
@@ -84,13 +84,21 @@ pub struct Observation<'a> {
     started: Instant,
 }
 
-/// A call to the engine. A reset is not an operation of the limiter but is counted like one.
+/// A call to the engine. Resets and the calls about holds are not operations on counters but are counted like them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// An operation of the limiter.
     Decide(Operation),
     /// A reset.
     Reset,
+    /// A hold, which decides like a check.
+    Hold,
+    /// Replaces the estimate of a hold by its actual cost.
+    Settle,
+    /// Refunds the estimate of a hold.
+    Release,
+    /// Moves the expiry of a hold.
+    Renew,
 }
 
 impl Call {
@@ -105,6 +113,10 @@ impl Call {
             Self::Decide(Operation::Charge) => "charge",
             Self::Decide(Operation::Refund { .. }) => "refund",
             Self::Reset => "reset",
+            Self::Hold => "hold",
+            Self::Settle => "settle",
+            Self::Release => "release",
+            Self::Renew => "renew",
         }
     }
 }
@@ -217,15 +229,29 @@ impl Observation<'_> {
         self.record(request, observed, &active_rules);
     }
 
-    /// Records the decision of several requests that are allowed together or not at all.
+    /// Records the decision of a hold. One that existed already is only counted as a request, because nothing was decided or charged
+    /// again.
+    pub fn held(&self, request: &Request<'_>, held: &HoldDecision, active_rules: impl Fn() -> Arc<RuleSet>) {
+        let decision = &held.decision;
+        self.observer.requests.count(Call::Hold, outcome::of_request(decision));
+        if held.is_repeated {
+            return;
+        }
+        self.observer.sources.count(decision.source);
+        let observed = ObservedDecision { decision, is_allowed: decision.is_allowed() };
+        self.record(request, observed, &active_rules);
+    }
+
+    /// Records the decision of several requests that are allowed together or not at all, by a check or a hold.
     pub fn decided_group(
         &self,
+        call: Call,
         requests: &[Request<'_>],
         group: &GroupDecision,
         active_rules: impl Fn() -> Arc<RuleSet>,
     ) {
         let GroupDecision { overall, each, .. } = group;
-        self.observer.requests.count(Call::CHECK, outcome::of_request(overall));
+        self.observer.requests.count(call, outcome::of_request(overall));
         self.observer.sources.count(overall.source);
         let is_allowed = overall.is_allowed();
         for (request, decision) in requests.iter().zip(each) {

@@ -17,7 +17,7 @@ pub(super) enum RequestOutcome {
     Invalid,
     /// The caller was not authorized.
     Unauthorized,
-    /// The store failed.
+    /// The store failed, or a counter has too many holds.
     Failed,
 }
 
@@ -94,7 +94,7 @@ pub(super) fn of_request(decision: &Decision) -> RequestOutcome {
 
 pub(super) fn of_error(error: &Error) -> RequestOutcome {
     match error {
-        Error::Store(_) | Error::PartialReset { .. } => RequestOutcome::Failed,
+        Error::Store(_) | Error::PartialReset { .. } | Error::TooManyHolds { .. } => RequestOutcome::Failed,
         _ => RequestOutcome::Invalid,
     }
 }

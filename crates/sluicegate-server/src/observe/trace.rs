@@ -5,7 +5,7 @@
 use std::task::{Context, Poll};
 
 use http::{HeaderMap, Request};
-use sluicegate::{Decision, Retry, limiter::Operation};
+use sluicegate::{Decision, Retry, limiter::Settlement};
 use sluicegate_core::decision::whole_millis_up;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -105,18 +105,23 @@ fn trace_id(parent: &str) -> Option<&str> {
 }
 
 /// Creates the span of a decision.
-pub(crate) fn decision_span(transport: Transport, operation: Operation) -> Span {
+pub(crate) fn decision_span(transport: Transport, call: Call) -> Span {
     debug_span!(
         target: TARGET,
         "decide",
         transport = transport.name(),
-        sluicegate.operation = Call::Decide(operation).name(),
+        sluicegate.operation = call.name(),
         sluicegate.outcome = Empty,
         sluicegate.rule = Empty,
         sluicegate.remaining = Empty,
         sluicegate.retry_after_ms = Empty,
         sluicegate.source = Empty,
     )
+}
+
+/// Records the end or the renewal of a hold in its span.
+pub(crate) fn record_settlement(span: &Span, settlement: &Settlement) {
+    span.record("sluicegate.outcome", settlement.outcome.name());
 }
 
 /// Records a decision in its span.

@@ -14,6 +14,10 @@ pub(super) enum Verb {
     Charge,
     Refund,
     ResetCounters,
+    Hold,
+    Settle,
+    Release,
+    Renew,
     Ping,
     Echo,
     Hello,
@@ -35,6 +39,10 @@ impl Verb {
             Self::Charge => Call::Decide(Operation::Charge),
             Self::Refund => Call::Decide(Operation::Refund { at: None }),
             Self::ResetCounters => Call::Reset,
+            Self::Hold => Call::Hold,
+            Self::Settle => Call::Settle,
+            Self::Release => Call::Release,
+            Self::Renew => Call::Renew,
             _ => return None,
         })
     }
@@ -74,7 +82,7 @@ const fn entry(
 }
 
 /// All commands; the most frequent ones first.
-pub(super) static COMMANDS: [Entry; 16] = [
+pub(super) static COMMANDS: [Entry; 20] = [
     // redis-cell's own usage message is sent for a wrong number of arguments
     entry(
         Verb::Throttle,
@@ -99,6 +107,38 @@ pub(super) static COMMANDS: [Entry; 16] = [
         Requirement::Scope(Scope::Check),
         "limits",
         "Decides by the rules without charging",
+    ),
+    entry(
+        Verb::Hold,
+        "sg.hold",
+        -6,
+        Requirement::Scope(Scope::Check),
+        "limits",
+        "Decides by the rules and an estimated cost, and holds it until the actual cost is known",
+    ),
+    entry(
+        Verb::Settle,
+        "sg.settle",
+        -5,
+        Requirement::Scope(Scope::Check),
+        "limits",
+        "Replaces the estimate of a hold by the actual cost, once",
+    ),
+    entry(
+        Verb::Release,
+        "sg.release",
+        -4,
+        Requirement::Scope(Scope::Check),
+        "limits",
+        "Refunds the estimate of a hold",
+    ),
+    entry(
+        Verb::Renew,
+        "sg.renew",
+        -5,
+        Requirement::Scope(Scope::Check),
+        "limits",
+        "Moves the expiry of a live hold",
     ),
     entry(
         Verb::Charge,
@@ -200,6 +240,17 @@ impl Entry {
 
     /// Whether the command changes no counter.
     pub(super) fn is_read_only(&self) -> bool {
-        !matches!(self.verb, Verb::Throttle | Verb::Check | Verb::Charge | Verb::Refund | Verb::ResetCounters)
+        !matches!(
+            self.verb,
+            Verb::Throttle
+                | Verb::Check
+                | Verb::Charge
+                | Verb::Refund
+                | Verb::ResetCounters
+                | Verb::Hold
+                | Verb::Settle
+                | Verb::Release
+                | Verb::Renew
+        )
     }
 }

@@ -27,6 +27,7 @@ use super::{
     batch::Batch,
     codec::{Command, Decoded, Decoder},
     error::Error,
+    hold::HoldCommand,
     request::{CommandRequest, LastLimit, reset_reply},
     response::Replies,
     server::TIMEOUTS,
@@ -364,6 +365,12 @@ impl Executor<'_> {
             Ok(entry) => entry,
             Err(error) => return self.reject(command, error).await,
         };
+        if let Some(read) = HoldCommand::read(self.engine, entry.verb, command, self.session) {
+            return match read {
+                Ok(hold) => self.hold(hold).await,
+                Err(error) => self.reject(command, error).await,
+            };
+        }
         match CommandRequest::read(self.engine, entry.verb, command, self.last) {
             Some(Ok(request)) if request.call == Call::CHECK => self.check(&request).await,
             Some(Ok(request)) => self.adjust(&request).await,
@@ -397,21 +404,27 @@ impl Executor<'_> {
     /// Peeks, charges, refunds or resets, once all earlier checks are answered.
     async fn adjust(&mut self, request: &CommandRequest<'_>) -> Next {
         self.batch.flush(self.replies).await;
-        let answered = match request.call {
-            Call::Decide(operation) => {
-                let decided = self.engine.decide(Transport::Resp, &request.request).await;
-                if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
-                    self.session.audit(request, &decided);
-                }
-                decided.map(|decision| request.reply(&decision, self.replies))
+        let answered = if let Call::Decide(operation) = request.call {
+            let decided = self.engine.decide(Transport::Resp, &request.request).await;
+            if matches!(operation, Operation::Charge | Operation::Refund { .. }) {
+                self.session.audit(request, &decided);
             }
-            Call::Reset => {
-                let reset = self.engine.reset(Transport::Resp, &request.request).await;
-                self.session.audit(request, &reset);
-                reset.map(|reset| reset_reply(&reset, self.replies))
-            }
+            decided.map(|decision| request.reply(&decision, self.replies))
+        } else {
+            let reset = self.engine.reset(Transport::Resp, &request.request).await;
+            self.session.audit(request, &reset);
+            reset.map(|reset| reset_reply(&reset, self.replies))
         };
         if let Err(error) = answered {
+            self.replies.error(Error::from(error));
+        }
+        Next::Continue
+    }
+
+    /// Makes, ends or renews a hold, once all earlier checks are answered.
+    async fn hold(&mut self, hold: HoldCommand) -> Next {
+        self.batch.flush(self.replies).await;
+        if let Err(error) = hold.execute(self.engine, self.replies).await {
             self.replies.error(Error::from(error));
         }
         Next::Continue

@@ -1,4 +1,5 @@
-//! Error replies. The first word is a code: `ERR` means that the command is invalid, and nothing was charged.
+//! Error replies. The first word is a code: `ERR` means that the command is invalid, and nothing was charged; `CONFLICT` that the id of a
+//! hold is in use.
 
 use std::fmt;
 
@@ -46,9 +47,10 @@ impl Error {
 impl From<sluicegate::Error> for Error {
     fn from(error: sluicegate::Error) -> Self {
         match error {
-            sluicegate::Error::Store(_) | sluicegate::Error::PartialReset { .. } => {
-                Self::new("UNAVAILABLE", error)
-            }
+            sluicegate::Error::Store(_)
+            | sluicegate::Error::PartialReset { .. }
+            | sluicegate::Error::TooManyHolds { .. } => Self::new("UNAVAILABLE", error),
+            sluicegate::Error::HoldConflict(_) => Self::new("CONFLICT", error),
             _ => Self::invalid(error),
         }
     }

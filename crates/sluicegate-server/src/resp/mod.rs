@@ -8,6 +8,7 @@
 //! | `commands` | names, arities and scopes of the commands |
 //! | `session` | the state of a connection, and the commands about it |
 //! | `request` | from a command to a [`Request`](sluicegate::limiter::Request), and from its decision to a reply |
+//! | `hold` | the commands about holds |
 //! | `batch` | checks of one pipeline that share calls to a remote store |
 //! | `auth` | which command needs which scope |
 //! | `info` | the `INFO` command |
@@ -24,6 +25,7 @@ pub mod codec;
 mod commands;
 mod connection;
 mod error;
+mod hold;
 mod info;
 mod request;
 mod response;

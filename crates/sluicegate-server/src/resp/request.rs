@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Algorithm, Cost, Costs, Decision, Limit,
+    Algorithm, Cost, Costs, Decision, Labels, Limit,
     limiter::{Operation, Request, Reset, RuleSelection, Subject},
 };
 use sluicegate_core::decision::{whole_millis_up, whole_seconds_up};
@@ -207,7 +207,7 @@ pub(super) fn reset_reply(reset: &Reset, replies: &mut Replies) {
     }
 }
 
-/// Reads labels and values from an argument on.
+/// Reads a request whose labels and values start at an argument.
 fn by_rules(
     engine: &Engine,
     call: Call,
@@ -219,6 +219,15 @@ fn by_rules(
         Some(text) => costs(text)?,
         None => Cost::ONE.into(),
     };
+    let labels = labels(engine, command, first_label)?;
+    // the request of a reset only names counters
+    let operation = if let Call::Decide(operation) = call { operation } else { Operation::Check };
+    let request = Request::new(labels, costs).operation(operation);
+    Ok(CommandRequest { call, request, form: ReplyForm::Sluicegate })
+}
+
+/// Reads labels and values from an argument on.
+pub(super) fn labels(engine: &Engine, command: &Command<'_>, first_label: usize) -> Result<Labels, Error> {
     let count = command.len() - first_label;
     if !count.is_multiple_of(2) {
         return Err(Error::invalid("a label has no value: send label value [label value ...]"));
@@ -230,17 +239,11 @@ fn by_rules(
     }
     let names = command.from(first_label).step_by(2).map(|name| str::from_utf8(name).unwrap_or_default());
     let values = command.from(first_label + 1).step_by(2);
-    let labels = engine.labels(names.zip(values)).map_err(Error::invalid)?;
-    let operation = match call {
-        Call::Decide(operation) => operation,
-        Call::Reset => Operation::Check,
-    };
-    let request = Request::new(labels, costs).operation(operation);
-    Ok(CommandRequest { call, request, form: ReplyForm::Sluicegate })
+    engine.labels(names.zip(values)).map_err(Error::invalid)
 }
 
 /// `1`, or `requests=1,tokens=850`.
-fn costs(text: &[u8]) -> Result<Costs, Error> {
+pub(super) fn costs(text: &[u8]) -> Result<Costs, Error> {
     if !text.contains(&b'=') {
         return Ok(cost(text)?.into());
     }
@@ -308,6 +311,11 @@ fn cell_reply(limit: &Limit, decision: &Decision, replies: &mut Replies) {
 /// for absent values.
 fn sluicegate_reply(decision: &Decision, replies: &mut Replies) {
     replies.array(8);
+    write_decision(decision, replies);
+}
+
+/// Writes these eight elements.
+pub(super) fn write_decision(decision: &Decision, replies: &mut Replies) {
     replies.integer(i64::from(decision.is_allowed()));
     replies.count_or_none(decision.limit());
     replies.count_or_none(decision.remaining());

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     auth::{Access, AuthError, Identity, UNAUTHENTICATED},
     config::Scope,
-    engine::Summary,
+    engine::{Excess, Summary},
     observe::{
         Observer,
         logs::{Audit, AuditResult, audit},
@@ -57,6 +57,12 @@ impl Session {
     /// Whether the client is authenticated, or need not be.
     pub(super) fn is_authenticated(&self) -> bool {
         self.identity.is_some()
+    }
+
+    /// Returns how much the client may charge beyond the estimate of a hold.
+    pub(super) fn excess(&self) -> Excess {
+        let adjusts = Requirement::Scope(Scope::Adjust).is_met_by(self.identity.as_ref());
+        if adjusts { Excess::Unbounded } else { Excess::Bounded }
     }
 
     /// Writes the audit line of a command that adjusts or administers.
@@ -173,9 +179,16 @@ impl Session {
                 replies.protocol = Protocol::default();
                 replies.simple("RESET");
             }
-            Verb::Throttle | Verb::Check | Verb::Peek | Verb::Charge | Verb::Refund | Verb::ResetCounters => {
-                unreachable!("commands on counters are decided by the engine")
-            }
+            Verb::Throttle
+            | Verb::Check
+            | Verb::Peek
+            | Verb::Charge
+            | Verb::Refund
+            | Verb::ResetCounters
+            | Verb::Hold
+            | Verb::Settle
+            | Verb::Release
+            | Verb::Renew => unreachable!("commands on counters are decided by the engine"),
         }
         Ok(Next::Continue)
     }

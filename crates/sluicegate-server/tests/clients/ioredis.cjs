@@ -21,6 +21,13 @@ async function main() {
   const pipeline = await client.pipeline([["ping"], ["call", "SG.RESET", ...login]]).exec();
   assert.deepEqual(pipeline, [[null, "PONG"], [null, [1, "login-per-ip", `login-per-ip:${login.at(-1)}`]]]);
 
+  const [held, settled, unknown] = await Promise.all([
+    client.call("SG.HOLD", "node", 30_000, 3, ...login),
+    client.call("SG.SETTLE", "node", 1, ...login),
+    client.call("SG.RELEASE", "other", ...login),
+  ]);
+  assert.deepEqual([held[0], held[2], held[8] - held[7], settled, unknown], [1, 2, 30_000_000, "settled", "unknown"]);
+
   await assert.rejects(client.call("SG.CHECK", "1.5", ...login), /^ReplyError: ERR cost '1.5' is not a whole number/);
   await assert.rejects(client.get("key"), /unknown command/);
   await client.quit();

@@ -36,6 +36,15 @@ for protocol in (2, 3):
     assert [reply[0] for reply in pipeline.execute()] == [1, 1, 1, 1, 0, 0]
     assert client.execute_command("SG.RESET", *login)[0] == 1
 
+    pipeline = client.pipeline(transaction=False)
+    pipeline.execute_command("SG.HOLD", key, 30_000, "requests=3", *login)
+    pipeline.execute_command("SG.SETTLE", key, "requests=1", *login)
+    pipeline.execute_command("SG.SETTLE", key, "requests=1", *login)
+    pipeline.execute_command("SG.PEEK", *login)
+    held, settled, again, peeked = pipeline.execute()
+    assert (held[:3], held[5], held[8] - held[7]) == ([1, 5, 2], "login-per-ip", 30_000_000), held
+    assert (settled, again, peeked[2]) == ("settled", "already", 4), (settled, again, peeked)
+
     try:
         client.execute_command("SG.CHECK", "-1", *login)
         raise AssertionError("a negative cost was taken")

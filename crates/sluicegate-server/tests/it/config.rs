@@ -259,6 +259,22 @@ fn errors_have_a_location_the_value_and_a_fix() {
         (own_rule("lease = 11"), (5, 9), vec!["lease of 11 units is out of range: use 1 to 10"]),
         (own_rule("lease = 1\nlease_for = \"2m\""), (6, 13), vec!["lease lifetime 120s", "60s"]),
         (own_rule("lease_for = \"1s\""), (5, 13), vec!["lease_for has no effect without lease"]),
+        (own_rule("lease = 1\non_expiry = \"release\""), (6, 13), vec!["remove the lease, or use on_expiry"]),
+        (
+            own_rule("on_expiry = \"release\"\n[[rule.override]]\nwhen = {t=\"x\"}\nlease = 1"),
+            (8, 9),
+            vec!["an override of rule \"r\"", "remove the lease"],
+        ),
+        (
+            own_rule("on_expiry = \"refund\""),
+            (5, 13),
+            vec!["\"refund\" is unknown: use one of charge, release"],
+        ),
+        (own_rule("ttl = 60"), (5, 7), vec!["rule.ttl: 60 is not a duration", "in quotes"]),
+        (own_rule("ttl = \"0s\""), (5, 7), vec!["ttl 0ns is out of range: use 1ms to 86400s"]),
+        (own_rule("ttl = \"25h\""), (5, 7), vec!["ttl 90000s is out of range"]),
+        (own_rule("max_excess = 1000000001"), (5, 14), vec!["max_excess 1000000001", "use 0 to 1000000000"]),
+        (own_rule("hold = \"\""), (5, 8), vec!["hold: ", "empty name"]),
         (own_rule("unit = \"a b\""), (5, 8), vec!["unit \"a b\" is invalid"]),
         (own_rule("cost = 9007199254740992"), (5, 8), vec!["9007199254740992", "9007199254740991"]),
         (own_rule("per = [\"ip\", \"ip\"]"), (5, 7), vec!["per: label \"ip\" is named twice"]),
@@ -921,6 +937,8 @@ fn the_schema_accepts_the_documented_example_and_rejects_invalid_files() {
     assert!(
         schema.is_valid(&as_json("")) && schema.is_valid(&as_json(&rule("when = { a = [\"x\", \"y*\"] }")))
     );
+    let holds = concurrency_rule("ttl = \"90s\"\nhold = \"request_id\"\non_expiry = \"release\"");
+    assert!(schema.is_valid(&as_json(&holds)));
     for text in [
         "bogus = 1".to_owned(),
         "[server]\nbogus = 1".to_owned(),
@@ -934,9 +952,99 @@ fn the_schema_accepts_the_documented_example_and_rejects_invalid_files() {
         rule("window = \"1 minute\"").replacen("window = \"1m\"\n", "", 1),
         rule("[[rule.override]]\namount = 1"),
         "[labels]\nip = { bogus = 1 }".to_owned(),
+        rule("on_expiry = \"refund\""),
+        rule("max_excess = -1"),
+        rule("ttl = 60"),
     ] {
         assert!(!schema.is_valid(&as_json(&text)), "{text}");
     }
+}
+
+/// A valid rule that counts requests in flight, with additional fields.
+fn concurrency_rule(fields: &str) -> String {
+    format!("[[rule]]\nname = \"r\"\nalgorithm = \"concurrency\"\namount = 10\n{fields}\n")
+}
+
+#[test]
+fn a_concurrency_rule_has_no_window_and_releases_expired_holds() {
+    let config = load(
+        "[defaults]\nwindow = \"1 month\"\nzone = \"Asia/Tokyo\"\nanchor = 3\nburst = 3\nstagger = true\nlease = 1\n\
+         lease_for = \"1s\"\non_expiry = \"charge\"\nmax_excess = 7\nttl = \"5m\"\nhold = \"request_id\"\nper = [\"tenant\"]\n\
+         [[rule]]\nname = \"in-flight\"\nalgorithm = \"concurrency\"\namount = 10\nttl = \"30s\"\n\
+         [[rule.override]]\nwhen = { tenant = \"acme\" }\namount = 100\ncost = 2\n\
+         [[rule]]\nname = \"tokens\"\nalgorithm = \"fixed-window\"\namount = 1000\nunit = \"tokens\"\non_expiry = \"release\"\n",
+    );
+    let rule = &config.rules[0];
+    assert_eq!(rule.limit, sluicegate::Limit::concurrency(10).unwrap());
+    assert_eq!((rule.ttl, rule.hold.as_deref()), (Some(Duration::from_secs(30)), Some("request_id")));
+    assert_eq!((rule.lease, rule.lease_for, rule.stagger, rule.burst), (None, None, false, None));
+    let view = serde_json::to_value(RuleView::from(rule)).unwrap();
+    assert_eq!((&view["algorithm"], &view["ttl"]), (&"concurrency".into(), &"30s".into()));
+    for absent in ["window", "zone", "anchor", "lease", "on_expiry", "max_excess"] {
+        assert!(view.get(absent).is_none(), "{absent}: {view}");
+    }
+    let tokens = serde_json::to_value(RuleView::from(&config.rules[1])).unwrap();
+    for (key, value) in
+        [("on_expiry", "release"), ("hold", "request_id"), ("ttl", "5m"), ("window", "1 month")]
+    {
+        assert_eq!(tokens[key], value, "{tokens}");
+    }
+    assert_eq!((&tokens["max_excess"], tokens.get("lease")), (&7.into(), None));
+    let rules = RuleSet::new(config.rules).unwrap();
+    let labels = Labels::new([("tenant", "acme")]).unwrap();
+    match &rules.matching(&labels, &Cost::ONE.into()).unwrap()[0].effect {
+        Effect::Limit { limit, cost, .. } => assert_eq!((limit.amount(), cost.units()), (100, 2)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn fields_that_a_concurrency_rule_does_not_have_are_rejected() {
+    let an_override = "[[rule.override]]\nwhen = { t = \"x\" }\n";
+    for (fields, at, part) in [
+        ("window = \"1m\"".to_owned(), (5, 10), "concurrency has no window: remove it"),
+        ("window = \"1 month\"".to_owned(), (5, 10), "concurrency has no window: remove it"),
+        ("zone = \"UTC\"".to_owned(), (5, 8), "concurrency has no zone: remove it"),
+        ("anchor = 1".to_owned(), (5, 10), "concurrency has no anchor: remove it"),
+        ("burst = 1".to_owned(), (5, 9), "concurrency has no burst: remove it"),
+        ("stagger = true".to_owned(), (5, 11), "concurrency has no stagger: remove it"),
+        ("lease = 1".to_owned(), (5, 9), "concurrency has no lease: remove it"),
+        ("lease_for = \"1s\"".to_owned(), (5, 13), "concurrency has no lease: remove it"),
+        ("max_excess = 1".to_owned(), (5, 14), "concurrency has no max_excess: remove it"),
+        (
+            "on_expiry = \"charge\"".to_owned(),
+            (5, 13),
+            "concurrency always releases expired holds: remove on_expiry",
+        ),
+        (format!("{an_override}amount = 0"), (7, 10), "amount 0 is out of range: concurrency accepts 1 to"),
+        (format!("{an_override}window = \"1m\""), (7, 10), "concurrency has no window: remove it"),
+        (format!("{an_override}window = \"1 day\""), (7, 10), "concurrency has no window: remove it"),
+        (format!("{an_override}zone = \"UTC\""), (7, 8), "zone needs a calendar window"),
+        (format!("{an_override}burst = 1"), (7, 9), "concurrency has no burst: remove it"),
+        (format!("{an_override}lease = 1"), (7, 9), "concurrency has no lease: remove it"),
+        (format!("{an_override}lease_for = \"1s\""), (7, 13), "concurrency has no lease: remove it"),
+    ] {
+        let error = rejected(&concurrency_rule(&fields));
+        let [problem] = error.problems() else { panic!("{fields}: {error}") };
+        assert_eq!(problem.line_and_column(), Some(at), "{fields}: {error}");
+        assert!(problem.message().contains(part), "{fields}: {error}");
+    }
+    load(&concurrency_rule("on_expiry = \"release\"\nlease = 0"));
+    let amount = rejected(&concurrency_rule("").replace("10", "0"));
+    assert!(amount.to_string().contains(":4:10: rule \"r\": amount 0 is out of range"), "{amount}");
+}
+
+#[test]
+fn a_fingerprint_contains_the_settings_of_holds() {
+    let of = |text: String| config::fingerprint(&load(&text).rules);
+    let mut fingerprints = vec![of(rule("")), of(concurrency_rule(""))];
+    for field in ["ttl = \"1s\"", "on_expiry = \"release\"", "max_excess = 0", "hold = \"id\""] {
+        fingerprints.push(of(rule(field)));
+    }
+    fingerprints.sort();
+    fingerprints.dedup();
+    assert_eq!(fingerprints.len(), 6);
+    assert_eq!(of(rule("max_excess = 10")), of(rule("")), "the capacity is the default");
 }
 
 /// A fixed-window rule with a calendar window and additional fields.

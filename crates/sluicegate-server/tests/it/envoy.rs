@@ -1,4 +1,4 @@
-//! A real Envoy with the configuration `deploy/envoy/envoy.yaml`, between clients and an application.
+//! A real Envoy with the configurations of `deploy/envoy`, between clients and an application.
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
@@ -29,9 +29,9 @@ use crate::grpc_front::Front;
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
 /// Envoy in front of sluicegate and an application.
-struct Envoy {
+pub(crate) struct Envoy {
     process: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     admin: SocketAddr,
     _directory: TempDir,
     _sluicegate: Front,
@@ -62,8 +62,19 @@ impl Answer {
 }
 
 impl Envoy {
-    /// Starts Envoy with the deployed configuration, other addresses, and the changes of a test.
+    /// Starts Envoy with the deployed configuration in front of an application that answers `hello`.
     async fn start(sluicegate: Front, changes: &[(&str, &str)]) -> Self {
+        let hello = Router::new().fallback(get(|| async { "hello" }));
+        Self::start_with("envoy.yaml", hello, sluicegate, changes).await
+    }
+
+    /// Starts Envoy with a deployed configuration, other addresses, and the changes of a test.
+    pub(crate) async fn start_with(
+        file: &str,
+        service: Router,
+        sluicegate: Front,
+        changes: &[(&str, &str)],
+    ) -> Self {
         let application = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let ports = [
             ("port_value: 9901", "port_value: 0".to_owned()),
@@ -71,7 +82,7 @@ impl Envoy {
             ("port_value: 3000", format!("port_value: {}", application.local_addr().unwrap().port())),
             ("port_value: 8081", format!("port_value: {}", sluicegate.address.port())),
         ];
-        let mut config = fs::read_to_string(repository().join("deploy/envoy/envoy.yaml")).unwrap();
+        let mut config = fs::read_to_string(repository().join("deploy/envoy").join(file)).unwrap();
         let changes = changes.iter().map(|(old, new)| (*old, (*new).to_owned()));
         for (old, new) in ports.into_iter().chain(changes) {
             assert_eq!(config.matches(old).count(), 1, "{old}");
@@ -91,8 +102,7 @@ impl Envoy {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        let hello = Router::new().fallback(get(|| async { "hello" }));
-        let application = tokio::spawn(async move { axum::serve(application, hello).await.unwrap() });
+        let application = tokio::spawn(async move { axum::serve(application, service).await.unwrap() });
         let admin = admin_address(&admin).await;
         let mut envoy = Self {
             process,
@@ -117,7 +127,7 @@ impl Envoy {
     }
 
     /// Returns a counter of Envoy's rate limit filter.
-    async fn count(&self, what: &str) -> u64 {
+    pub(crate) async fn count(&self, what: &str) -> u64 {
         let stats = get_from(self.admin, "/stats?filter=ratelimit", b"").await;
         let line =
             stats.head.lines().find_map(|line| line.strip_prefix(&format!("cluster.app.ratelimit.{what}: ")));

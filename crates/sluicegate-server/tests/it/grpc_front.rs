@@ -76,11 +76,15 @@ impl Front {
     }
 
     pub(crate) async fn of(engine: Engine, settings: Settings) -> Self {
+        Self::with_access(engine, settings, Access::default()).await
+    }
+
+    pub(crate) async fn with_access(engine: Engine, settings: Settings, access: Access) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let config = AcceptConfig::default();
         let shutdown = config.shutdown.clone();
-        let services = Services::new(engine, live(settings), Access::default()).await;
+        let services = Services::new(engine, live(settings), access).await;
         let server = tokio::spawn(server::run(listener, services, config));
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();
         let client = RateLimitServiceClient::new(channel.clone());

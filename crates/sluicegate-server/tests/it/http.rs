@@ -516,7 +516,7 @@ async fn an_unknown_path_and_a_wrong_method_are_rejected_with_the_alternatives()
     let detail = api.problem(StatusCode::NOT_FOUND, "/v1/chekc", LOGIN).await;
     assert_eq!(
         detail,
-        "there is no /v1/chekc: use /v1/check, /v1/peek, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /v1/live, /healthz, /readyz, /metrics, /openapi.json or, in a browser, /"
+        "there is no /v1/chekc: use /v1/check, /v1/peek, /v1/hold, /v1/settle, /v1/release, /v1/renew, /v1/charge, /v1/refund, /v1/reset, /v1/explain, /v1/auth, /v1/rules, /v1/top, /v1/live, /healthz, /readyz, /metrics, /openapi.json or, in a browser, /"
     );
     for call in CALLS {
         let reply = api.send(Request::get(call).body(Body::empty()).unwrap()).await;

@@ -16,7 +16,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use sluicegate::{Limit, Limiter, MemoryStore, Rule, labels, rules, store};
-use sluicegate_core::snapshot;
+use sluicegate_core::{OnExpiry, hold, limit, snapshot};
 use sluicegate_server::http::HttpService;
 use sluicegate_server::{
     auth::Access,
@@ -58,10 +58,13 @@ fn document() -> Value {
 /// The HTTP service with all kinds of rules, some with small limits.
 fn service() -> HttpService {
     let per_minute = |amount| Limit::sliding_counter(amount, MINUTE).unwrap();
+    let release = per_minute(100).with_on_expiry(OnExpiry::Release).unwrap();
     let more = [
         Rule::new("clients", per_minute(100)).per(["ip"]).when("method", "*"),
         Rule::new("tokens", per_minute(1_000)).unit("tokens").cost(sluicegate::Cost::new(10).unwrap()),
         Rule::new("watched", per_minute(10)).shadow(),
+        Rule::new("in-flight", Limit::concurrency(5).unwrap()).when("route", "job").ttl(MINUTE).hold("job"),
+        Rule::new("minutes", release).when("route", "job").unit("minutes").max_excess(7),
     ];
     let rules = demo::rules().into_iter().chain(more);
     let engine = Engine::new(Limiter::new(MemoryStore::new(), rules).unwrap());
@@ -167,7 +170,16 @@ async fn examples_match_their_schemas_and_are_accepted_with_matching_responses()
             count += 1;
         }
     }
-    assert_eq!(count, 14);
+    assert_eq!(count, 28);
+}
+
+#[tokio::test]
+async fn the_rules_match_their_schema() {
+    let (document, service) = (document(), service());
+    let (_, answer) = send(&service, Method::GET, "/v1/rules", String::new()).await;
+    let answer: Value = serde_json::from_slice(&answer).unwrap();
+    let answers = &document["paths"]["/v1/rules"]["get"]["responses"]["200"];
+    validate(&document, &answers["content"]["application/json"]["schema"], &answer);
 }
 
 #[test]
@@ -181,6 +193,10 @@ fn described_bounds_equal_those_of_the_code() {
         ("/Labels/additionalProperties/maxLength", labels::MAX_LABEL_VALUE as u64),
         ("/Cost/anyOf/1/maxProperties", rules::MAX_UNITS as u64),
         ("/Key/maxLength", store::MAX_KEY as u64),
+        ("/HoldId/maxLength", hold::MAX_HOLD_ID as u64),
+        ("/HoldTtl/minimum", hold::MIN_HOLD_TTL.as_millis() as u64),
+        ("/HoldTtl/maximum", hold::MAX_HOLD_TTL.as_millis() as u64),
+        ("/MaxExcess/maximum", limit::MAX_AMOUNT),
         ("/CheckBatch/properties/checks/maxItems", MAX_CHECKS as u64),
         ("/Decisions/properties/results/maxItems", MAX_CHECKS as u64),
         ("/Snapshot/oneOf/1/properties/charges/maxItems", snapshot::MAX_CHARGES as u64),

@@ -465,7 +465,7 @@ async fn connection_commands_of_clients_are_answered() {
         ("CLIENT SETNAME", "-ERR wrong number of arguments for 'client|setname' command"),
         ("CLIENT KILL x", "-ERR unknown subcommand 'KILL'. Try CLIENT HELP."),
         ("CLIENT GETNAME", "$-1"),
-        ("COMMAND COUNT", ":16"),
+        ("COMMAND COUNT", ":20"),
         ("COMMAND INFO cl.throttle nope", "*2 *6 $11 cl.throttle :-1 *2 +write +fast :1 :1 :1 $-1"),
         ("RESET", "+RESET"),
         (

@@ -65,10 +65,19 @@ async fn redis_cli() {
         let key = format!("cli{version}");
         assert_eq!(output(cli(&["CL.THROTTLE", &key, "15", "30", "60"]), "").await, "0\n16\n15\n-1\n2\n");
         assert_eq!(output(cli(&["ping"]), "").await, "PONG\n");
+        let login = ["route", "login", "ip", &*key];
+        let hold = |command: &[&str]| output(cli(&[command, &login].concat()), "");
+        let held = hold(&["SG.HOLD", &key, "1000", "1"]).await;
+        let held: Vec<_> = held.lines().collect();
+        assert_eq!((held.len(), held[0], held[2], held[5]), (9, "1", "4", "login-per-ip"));
+        assert!(held[8].parse::<u64>().unwrap() > held[7].parse().unwrap(), "{held:?}");
+        assert_eq!(hold(&["SG.RENEW", &key, "2000"]).await, "renewed\n");
+        assert_eq!(hold(&["SG.SETTLE", &key, "2"]).await, "settled\n");
+        assert_eq!(hold(&["SG.RELEASE", &key]).await, "already\n");
         let lines = "HELLO\nSG.PEEK route other\nCOMMAND COUNT\nCOMMAND DOCS ping\nnope\n\"a b\"\nQUIT\n";
         let printed = output(cli(&["--no-raw"]), lines).await;
         assert!(
-            printed.contains("sluicegate") && printed.contains("(nil)") && printed.contains("(integer) 16"),
+            printed.contains("sluicegate") && printed.contains("(nil)") && printed.contains("(integer) 20"),
             "{printed}"
         );
         assert!(printed.contains("Returns PONG") && printed.contains("unknown command 'a b'"), "{printed}");

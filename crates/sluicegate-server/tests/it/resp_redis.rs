@@ -145,6 +145,37 @@ async fn a_pipeline_about_many_keys_shares_round_trips() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_settlement_that_redis_does_not_answer_is_made_later() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = Proxy::start(server.addr());
+    let rule = Rule::new("in-flight", Limit::concurrency(1).unwrap()).per(["u"]);
+    let mut connection = client(&proxy.url(), Duration::from_millis(100), [rule]).await;
+    let lines = ["SG.HOLD a 0 1 u x", "SG.HOLD b 0 1 u x", "SG.CHECK 1 u x"];
+    let replies = pipeline(&mut connection, &lines).await;
+    assert_eq!(fields(&replies[..2], 0), [1, 0]);
+    assert!(matches!(replies[2], Value::ServerError(_)), "{:?}", replies[2]);
+    proxy.stall();
+    let replies = pipeline(&mut connection, &["SG.RELEASE a u x", "SG.RENEW a 1000 u x"]).await;
+    assert_eq!(replies[0], Value::BulkString(b"queued".into()));
+    assert!(
+        matches!(&replies[1], Value::ServerError(error) if error.code() == "UNAVAILABLE"),
+        "{:?}",
+        replies[1]
+    );
+    proxy.pass();
+    let released = async {
+        loop {
+            let held = pipeline(&mut connection, &["SG.HOLD c 0 1 u x"]).await;
+            // while the store is down, the failure policy allows
+            if (fields(&held, 0), fields(&held, 6)) == (vec![1], vec![0]) {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(4 * DEADLINE, released).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_store_failure_policies_decide_checks_and_a_charge_is_an_error() {
     let server = Server::start(Flavor::Redis7);
     let proxy = Proxy::start(server.addr());

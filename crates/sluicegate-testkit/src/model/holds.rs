@@ -52,6 +52,10 @@ pub(super) struct Record {
 }
 
 impl Record {
+    fn is_same(&self, other: &Self) -> bool {
+        self.id == other.id && self.made == other.made
+    }
+
     fn releases(&self) -> bool {
         self.limit.on_expiry() == OnExpiry::Release
     }
@@ -116,8 +120,7 @@ enum PartOutcome {
 impl Model {
     /// Decides a check, which may be an operation on a hold, and whose limits may release expired ones.
     pub fn decide_held(&mut self, check: &Check, now: Timestamp, places: &Places) -> HeldExpected {
-        let releases =
-            check.tiers().iter().any(|tier| tier.terms.limit.on_expiry() == OnExpiry::Release);
+        let releases = check.tiers().iter().any(|tier| tier.terms.limit.on_expiry() == OnExpiry::Release);
         let now_us = now.as_micros();
         match check.hold() {
             Some(HoldCall { id, operation: HoldOperation::Hold { ttl } }) => {
@@ -130,7 +133,8 @@ impl Model {
                     let released: Vec<u32> =
                         check.tiers().iter().map(|tier| self.release_expired(tier, now_us)).collect();
                     let requests = self.decide(check, now);
-                    let holds = released.into_iter().map(|released| HoldAnswer { released, ..HoldAnswer::NONE });
+                    let holds =
+                        released.into_iter().map(|released| HoldAnswer { released, ..HoldAnswer::NONE });
                     return HeldExpected { requests, holds: holds.collect() };
                 }
                 assert_eq!(check.count(), 1, "a check over several servers of one request");
@@ -180,7 +184,8 @@ impl Model {
         let is_repeated = |record: &Record, tier: usize| {
             record.is_live(now) && record.units == tiers[tier].terms.cost.units()
         };
-        let mut conflicts = known.iter().zip(part).filter_map(|(record, tier)| Some((record.as_ref()?, *tier)));
+        let mut conflicts =
+            known.iter().zip(part).filter_map(|(record, tier)| Some((record.as_ref()?, *tier)));
         if conflicts.any(|(record, tier)| !is_repeated(record, tier)) {
             for (record, tier) in known.iter().zip(part) {
                 if let Some(record) = record {
@@ -251,13 +256,15 @@ impl Model {
             charged: units,
             first: NOTHING,
         };
-        attempt.holds[tier] = HoldAnswer { released: attempt.holds[tier].released, ..record.answer(HoldOutcome::Held) };
+        attempt.holds[tier] =
+            HoldAnswer { released: attempt.holds[tier].released, ..record.answer(HoldOutcome::Held) };
         let records = self.holds.entry(counter.clone()).or_default();
-        // an id that was forgotten may be used again
-        records.retain(|other| other.id != id);
+        // an id that was forgotten may be used again, while the earlier hold was not released yet
+        records.retain(|other| other.is_open || other.id != id);
         records.push(record);
         let first = self.share(&counter, terms, true, now);
-        self.holds.get_mut(&counter).and_then(|records| records.last_mut()).expect("just added").first = first;
+        self.holds.get_mut(&counter).and_then(|records| records.last_mut()).expect("just added").first =
+            first;
         attempt.shares[tier] = first;
     }
 
@@ -276,12 +283,15 @@ impl Model {
             if outcome == PartOutcome::Denied || attempt.holds[tier].outcome == HoldOutcome::Held {
                 let record = self.known(&tiers[tier], id, now).expect("it was reached").clone();
                 attempt.shares[tier] = self.remove(&tiers[tier], &record, now);
-                attempt.holds[tier] = HoldAnswer { released: attempt.holds[tier].released, ..HoldAnswer::NONE };
+                attempt.holds[tier] =
+                    HoldAnswer { released: attempt.holds[tier].released, ..HoldAnswer::NONE };
             }
         }
         for tier in unreached {
             let earlier = attempt.hold.and_then(|(id, _)| self.known(&tiers[*tier], id, now).cloned());
-            if let Some(record) = earlier.filter(|record| record.is_live(now) && outcome == PartOutcome::Denied) {
+            if let Some(record) =
+                earlier.filter(|record| record.is_live(now) && outcome == PartOutcome::Denied)
+            {
                 self.remove(&tiers[*tier], &record, now);
             }
             let (counter, terms) = (counter_of(&tiers[*tier]), &tiers[*tier].terms);
@@ -312,7 +322,9 @@ impl Model {
                     let most = record.units + max_excess.unwrap_or(record.limit.max_excess());
                     self.settle(tier, record, actual.min(most).min(LARGEST), now)
                 }
-                HoldOperation::Hold { .. } => unreachable!("a hold is decided"),
+                HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => {
+                    unreachable!("a hold is decided")
+                }
             }
         });
         let (shares, holds) = adjusted.unzip();
@@ -352,7 +364,7 @@ impl Model {
     /// Removes a hold as if it had not been made.
     fn remove(&mut self, tier: &Tier, record: &Record, now: u64) -> Share {
         let counter = counter_of(tier);
-        self.holds.get_mut(&counter).expect("it has the hold").retain(|other| other.id != record.id);
+        self.holds.get_mut(&counter).expect("it has the hold").retain(|other| !other.is_same(record));
         if record.is_open {
             self.refund(&counter, &record.limit, now, record.units, Some(record.made));
         }
@@ -416,7 +428,7 @@ impl Model {
 
     fn record_mut(&mut self, tier: &Tier, record: &Record) -> &mut Record {
         let records = self.holds.get_mut(&counter_of(tier)).expect("it has the hold");
-        records.iter_mut().find(|other| other.id == record.id).expect("it has the hold")
+        records.iter_mut().find(|other| other.is_same(record)).expect("it has the hold")
     }
 
     /// Returns the state of a counter after an operation on one of its holds, under the limit of the hold.

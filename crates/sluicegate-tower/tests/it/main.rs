@@ -3,4 +3,6 @@
 #[cfg(feature = "axum")]
 mod axum;
 mod headers;
+#[cfg(feature = "axum")]
+mod holds;
 mod tonic;

@@ -4,10 +4,11 @@
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use http::HeaderName;
-use sluicegate::{Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule};
+use sluicegate::{Labels, Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule};
 use sluicegate_testkit::{
     proxy::Proxy,
     server::{Flavor, Server as Redis},
+    wait,
 };
 use sluicegate_tower::{RateLimitLayer, client::ClientAddress};
 use tokio::net::TcpListener;
@@ -63,6 +64,30 @@ async fn exactly_the_limit_is_allowed_and_denials_have_a_status_with_the_wait() 
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_call_is_in_flight_until_its_stream_ends_or_its_client_disconnects() {
+    let limiter = Limiter::in_memory([Rule::new("in-flight", Limit::concurrency(2).unwrap())]).unwrap();
+    let mut client = serve(RateLimitLayer::new(limiter.clone())).await;
+    client.check(HealthCheckRequest::default()).await.unwrap();
+
+    let mut first = client.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    first.message().await.unwrap().unwrap();
+    let second = client.watch(HealthCheckRequest::default()).await.unwrap();
+    assert_eq!(second.metadata().get("ratelimit").unwrap(), r#""in-flight";r=0"#);
+    let denied = client.watch(HealthCheckRequest::default()).await.unwrap_err();
+    assert_eq!(denied.code(), Code::ResourceExhausted);
+    let wait: u64 = denied.metadata().get("retry-after").unwrap().to_str().unwrap().parse().unwrap();
+    assert!((1..=60).contains(&wait), "{wait}");
+
+    drop((first, second));
+    wait::until_async("both slots are free", wait::PATIENCE, || async {
+        limiter.peek(&Labels::default(), 1).await.unwrap().remaining() == Some(2)
+    })
+    .await;
+    let holds = limiter.stats().holds;
+    assert_eq!((holds.held, holds.settled), (3, 3));
 }
 
 #[tokio::test]

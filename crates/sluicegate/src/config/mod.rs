@@ -7,17 +7,20 @@
 //! | `schema` | the structs of the file, which also define the JSON Schema |
 //! | `syntax` | error messages for text that is not TOML |
 //! | `labels` | from `[labels]` to the label policy |
-//! | `rules`, `overrides` | from `[[rule]]` and CSV files of overrides to rules |
+//! | `rules`, `limits`, `overrides` | from `[[rule]]` and CSV files of overrides to rules |
+//! | `defaults` | absent fields of a rule, from `[defaults]` |
 //! | `error` | problems with their location and fix |
 //!
 //! The modules are public for the server only and may change in any release.
 
+mod defaults;
 #[doc(hidden)]
 pub mod error;
 #[doc(hidden)]
 pub mod files;
 #[doc(hidden)]
 pub mod labels;
+mod limits;
 mod overrides;
 #[doc(hidden)]
 pub mod rules;

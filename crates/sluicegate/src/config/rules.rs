@@ -1,22 +1,20 @@
 //! Builds the library's rules from `[defaults]` and `[[rule]]`.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+use std::collections::{HashMap, HashSet};
 
-use sluicegate_core::{Algorithm, Cost, Limit, LimitError, Window};
+use sluicegate_core::{Cost, Limit, LimitError};
 
 use super::{
+    defaults::{self, with_defaults},
     error::{Location, Problem},
     files::{Files, MAX_OVERRIDES_BYTES},
+    limits::{self, LimitFields},
     overrides,
     schema::{self, Conditions, Defaults},
     toml_reader::{Field, FromText},
-    values::{AnchorValue, Network, Patterns, WindowValue},
+    values::{Network, Patterns},
 };
 use crate::{
-    calendar::Zone,
     label_policy::{LabelKind, LabelPolicy},
     rules::{
         CalendarOverrideError, Condition, MAX_OVERRIDES, MAX_RULES, Override, OverrideError, Pattern, Rule,
@@ -136,20 +134,19 @@ impl Builder<'_> {
         }
         let shown = own.name.get().map_or_else(|| "a rule".to_owned(), |name| format!("rule {name:?}"));
         let read = with_defaults(own, defaults);
+        let algorithm = defaults::algorithm(&read);
+        let lacks_window =
+            read.window.is_absent() && algorithm.is_some_and(|algorithm| algorithm.properties().has_window);
         for (is_absent, key, example) in
-            [(read.amount.is_absent(), "amount", "10"), (read.window.is_absent(), "window", "\"1m\"")]
+            [(read.amount.is_absent(), "amount", "10"), (lacks_window, "window", "\"1m\"")]
         {
             if is_absent {
                 let message = format!("{shown} has no {key}: add for example {key} = {example}");
                 self.problems.push(Problem::new(&own.name.location_or(location), message));
             }
         }
-        let algorithm = match &read.algorithm {
-            Field::Absent => Some(Algorithm::TokenBucket),
-            written => written.get().map(|word| word.0),
-        };
-        let limit = algorithm.and_then(|algorithm| self.limit(algorithm, &read, &shown));
-        self.reject_unused_calendar_settings(&read, own, &shown);
+        let written = LimitFields { read: &read, own, shown: &shown };
+        let limit = algorithm.and_then(|algorithm| written.limit(algorithm, self.problems));
         // Validate everything before returning early, so that every problem is reported.
         let when = self.condition(&read.when);
         let unless = self.condition(&read.unless);
@@ -159,8 +156,8 @@ impl Builder<'_> {
         let overrides = [defaults, own].map(|level| self.overrides(level, &read, limit.as_ref(), &shown));
         let name = read.name.get().cloned();
         // An invalid limit has been reported; a valid one lets the rest of the rule be validated.
-        let stand_in = Limit::new(algorithm?, 1, Duration::from_secs(1)).expect("one a second is a limit");
-        let mut rule = Rule::new(name.as_deref().unwrap_or(UNNAMED), limit.unwrap_or(stand_in));
+        let limit_or_other = limit.unwrap_or(limits::any(algorithm?));
+        let mut rule = Rule::new(name.as_deref().unwrap_or(UNNAMED), limit_or_other);
         rule.when = when;
         rule.unless = unless;
         rule.per = per;
@@ -184,70 +181,13 @@ impl Builder<'_> {
         rule.on_store_failure = read.on_store_failure.into_value().map(|word| word.0).unwrap_or_default();
         rule.lease = read.lease.into_value().map(|lease| lease.0);
         rule.lease_for = read.lease_for.into_value().map(|span| span.0);
+        rule.ttl = read.ttl.into_value().map(|span| span.0);
+        rule.hold = read.hold.into_value().map(String::into_boxed_str);
         self.check(&rule, own, defaults, location);
         let [from_defaults, from_rule] = overrides;
         rule.overrides = from_defaults;
         rule.overrides.extend(from_rule);
         (name.is_some() && limit.is_some()).then_some(rule)
-    }
-
-    /// Builds the limit from amount and window, without the burst.
-    fn limit(&mut self, algorithm: Algorithm, read: &schema::Rule, shown: &str) -> Option<Limit> {
-        let window = self.window(read, shown);
-        let (amount, window) = (*read.amount.get()?, window?);
-        let error = match Limit::new(algorithm, amount, window) {
-            Ok(limit) => return Some(limit),
-            Err(error) => error,
-        };
-        let mut report = |error: &LimitError| {
-            let location = match error {
-                LimitError::Amount { .. } => read.amount.location(),
-                _ => read.window.location(),
-            };
-            self.problems.push(Problem::new(&location, format!("{shown}: {error}")));
-        };
-        report(&error);
-        // the first error hides one of the window
-        if let LimitError::Amount { .. } = error
-            && let Err(error) = Limit::new(algorithm, 1, window)
-        {
-            report(&error);
-        }
-        None
-    }
-
-    fn window(&mut self, read: &schema::Rule, shown: &str) -> Option<Window> {
-        let unit = match read.window.get()?.0 {
-            WrittenWindow::Length(length) => return Some(length.into()),
-            WrittenWindow::Calendar(unit) => unit,
-        };
-        let zone = read.zone.get().map_or_else(Zone::utc, |zone| zone.0);
-        match zone.calendar(unit, read.anchor.get().map(|anchor| anchor.0)) {
-            Ok(calendar) => Some(calendar.into()),
-            Err(error) => {
-                self.problems.push(Problem::new(&read.anchor.location(), format!("{shown}: {error}")));
-                None
-            }
-        }
-    }
-
-    /// Reports a zone or an anchor of a rule without a calendar window.
-    fn reject_unused_calendar_settings(&mut self, read: &schema::Rule, own: &schema::Rule, shown: &str) {
-        if !matches!(read.window.get(), Some(WindowValue(WrittenWindow::Length(_)))) {
-            return;
-        }
-        for (is_given, location, key) in [
-            (own.zone.get().is_some(), own.zone.location(), "zone"),
-            (own.anchor.get().is_some(), own.anchor.location(), "anchor"),
-        ] {
-            if is_given {
-                let message = format!(
-                    "{shown}: {key} needs a calendar window: use window = \"1 day\" (with a space), \"1 week\", \"1 month\", \
-                     \"1 quarter\" or \"1 year\", or remove {key}"
-                );
-                self.problems.push(Problem::new(&location, message));
-            }
-        }
     }
 
     fn cost(&mut self, field: &Field<u64>, shown: &str) -> Option<Cost> {
@@ -272,7 +212,13 @@ impl Builder<'_> {
                 RuleError::LeaseTooSmall { .. } | RuleError::Lease(LimitError::Lease { .. }) => {
                     read.lease.location()
                 }
+                RuleError::Lease(LimitError::LeaseNotSupported(_)) => {
+                    read.lease.location_or(&read.lease_for.location())
+                }
+                RuleError::Lease(LimitError::LeaseWithRelease) => read.on_expiry.location(),
                 RuleError::Lease(_) | RuleError::LeaseForWithoutLease => read.lease_for.location(),
+                RuleError::Ttl(_) => read.ttl.location(),
+                RuleError::Hold(_) => read.hold.location(),
                 _ => location.clone(),
             };
             self.problems.push(Problem::new(&at, format!("rule {:?}: {error}", rule.name)));
@@ -357,6 +303,7 @@ impl Builder<'_> {
                     read.burst.location()
                 }
                 OverrideError::LeaseTooSmall { .. } => read.lease.location(),
+                OverrideError::Lease(_) => read.lease.location_or(&read.lease_for.location()),
                 OverrideError::Calendar(CalendarOverrideError::NoCalendar("zone")) => read.zone.location(),
                 OverrideError::Calendar(_) => read.anchor.location(),
                 OverrideError::Limit(_) | OverrideError::TwoWindows => read.window.location(),
@@ -442,55 +389,6 @@ pub fn lines(locations: &[Location]) -> Vec<usize> {
 
 fn parsed_value(text: &str) -> Pattern {
     Pattern::Exact(text.as_bytes().into())
-}
-
-/// Fills absent fields with the defaults. Overrides are excluded because they accumulate.
-fn with_defaults(own: &schema::Rule, defaults: &schema::Rule) -> schema::Rule {
-    let algorithm = own.algorithm.or(&defaults.algorithm);
-    let is = |wanted| algorithm.get().map_or(Algorithm::TokenBucket, |word| word.0) == wanted;
-    // A default applies only to algorithms that support the field.
-    let burst = if is(Algorithm::TokenBucket) { own.burst.or(&defaults.burst) } else { own.burst.clone() };
-    let window = own.window.or(&defaults.window);
-    let unit = match window.get() {
-        Some(WindowValue(WrittenWindow::Calendar(unit))) => Some(*unit),
-        _ => None,
-    };
-    let stagger = if is(Algorithm::FixedWindow) && unit.is_none() {
-        own.stagger.or(&defaults.stagger)
-    } else {
-        own.stagger.clone()
-    };
-    let fits = |anchor: &AnchorValue| unit.is_some_and(|unit| unit.check_anchor(anchor.0).is_ok());
-    let anchor = if defaults.anchor.get().is_some_and(fits) {
-        own.anchor.or(&defaults.anchor)
-    } else {
-        own.anchor.clone()
-    };
-    schema::Rule {
-        name: own.name.clone(),
-        when: own.when.or(&defaults.when),
-        unless: own.unless.or(&defaults.unless),
-        per: own.per.or(&defaults.per),
-        amount: own.amount.or(&defaults.amount),
-        window,
-        zone: own.zone.or(&defaults.zone),
-        anchor,
-        unit: own.unit.or(&defaults.unit),
-        cost: own.cost.or(&defaults.cost),
-        on_store_failure: own.on_store_failure.or(&defaults.on_store_failure),
-        shadow: own.shadow.or(&defaults.shadow),
-        lease: own.lease.or(&defaults.lease),
-        lease_for: own.lease_for.or(&defaults.lease_for),
-        overdraft: own.overdraft.or(&defaults.overdraft),
-        tag: own.tag.or(&defaults.tag),
-        absent: own.absent.or(&defaults.absent),
-        exact: own.exact.or(&defaults.exact),
-        algorithm,
-        burst,
-        stagger,
-        overrides_file: Field::Absent,
-        r#override: Field::Absent,
-    }
 }
 
 fn list(field: &Field<Vec<Field<String>>>) -> Vec<Box<str>> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
-use sluicegate_core::{Algorithm, limit::MAX_AMOUNT, time::MAX_EXACT};
+use sluicegate_core::{Algorithm, hold::OnExpiry, limit::MAX_AMOUNT, time::MAX_EXACT};
 
 use super::{
     toml_reader::{Field, FromToml, TomlReader, TomlValue, tables},
@@ -52,11 +52,12 @@ tables! {
         /// Algorithm; `gcra` is an alias of `token-bucket`
         #[schemars(extend("default" = "token-bucket"))]
         algorithm: Keyword<Algorithm>,
-        /// Units admitted per window; at most 200,000 for `sliding-log`. Required here or in `[defaults]`
+        /// Units admitted per window, for `concurrency` at one time; at most 200,000 for `sliding-log`. Required here or in `[defaults]`
         #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         amount: u64,
         /// Length of the window: 1 ms to 3650 days, for example `"1h30m"` or `"1d"`. For `fixed-window` also a period of the calendar:
-        /// `"1 day"`, `"1 week"`, `"1 month"`, `"1 quarter"` or `"1 year"`. Required here or in `[defaults]`
+        /// `"1 day"`, `"1 week"`, `"1 month"`, `"1 quarter"` or `"1 year"`. Required here or in `[defaults]`, except for `concurrency`, which
+        /// has none
         window: WindowValue,
         /// Time zone of a calendar window, by its IANA name. UTC if unset
         zone: ZoneValue,
@@ -82,6 +83,19 @@ tables! {
         /// How long a process may spend what it has charged in advance: 1 ms to the window, at most 1 hour. A tenth of the window and at
         /// most 1 s if unset
         lease_for: DurationValue,
+        /// Time until a hold expires if the request does not set it: 1 ms to 1 day. If several rules match, the shortest; `"60s"` if none of
+        /// them sets it
+        ttl: DurationValue,
+        /// What happens to the units of a hold that expires: `charge` keeps the estimate charged, `release` refunds it. `concurrency` always
+        /// releases
+        #[schemars(extend("default" = "charge"))]
+        on_expiry: Keyword<OnExpiry>,
+        /// The most units that settling a hold charges beyond its estimate, for callers without the scope `adjust`. The capacity if unset. Not
+        /// for `concurrency`
+        #[schemars(extend("minimum" = 0, "maximum" = MAX_AMOUNT))]
+        max_excess: u64,
+        /// Label that carries the id of a hold, for front ends whose requests have no field for it, such as Envoy
+        hold: String,
         /// Evaluate the rule without ever denying
         #[schemars(extend("default" = false))]
         shadow: bool,
@@ -95,7 +109,7 @@ tables! {
         /// together, `deny` denies
         #[schemars(extend("default" = "skip"))]
         absent: Keyword<Absent>,
-        /// Apply the rule only to requests that have no labels other than those in `when` and `per`
+        /// Apply the rule only to requests that have no labels other than those in `when` and `per`, and that of `hold`
         #[schemars(extend("default" = false))]
         exact: bool,
         /// Start each key's fixed windows at a different time. Not for calendar windows

@@ -7,6 +7,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use sluicegate_core::{
     Algorithm,
     calendar::{Anchor, Weekday},
+    hold::OnExpiry,
 };
 use toml::de::DeValue;
 
@@ -375,6 +376,11 @@ impl Keywords for OnStoreFailure {
 impl Keywords for Absent {
     const KEYWORDS: &'static [(&'static str, Self)] =
         &[("skip", Self::Skip), ("shared", Self::Shared), ("deny", Self::Deny)];
+}
+
+impl Keywords for OnExpiry {
+    const KEYWORDS: &'static [(&'static str, Self)] =
+        &[(Self::Charge.name(), Self::Charge), (Self::Release.name(), Self::Release)];
 }
 
 impl Keywords for Algorithm {

@@ -13,7 +13,7 @@ use std::{
 
 use futures_util::future::join_all;
 use sluicegate_core::{
-    Algorithm, Cost, HoldAnswer, Operation, Outcome, Retry, Terms, Timestamp,
+    Algorithm, Cost, HoldAnswer, HoldOutcome, Operation, Outcome, Retry, Terms, Timestamp,
     step::{Admission, Mode, Share},
 };
 use smallvec::SmallVec;
@@ -111,12 +111,14 @@ pub(super) struct TierInfo {
     pub(super) ttl: Option<Duration>,
     /// The factor of the caller's cost.
     pub(super) factor: Cost,
+    /// Whether the rule names the label that carries the id of a hold.
+    pub(super) names_hold: bool,
 }
 
 impl Default for TierInfo {
     fn default() -> Self {
         let (rule, unit, on_store_failure) = Default::default();
-        Self { rule, unit, on_store_failure, ttl: None, factor: Cost::ONE }
+        Self { rule, unit, on_store_failure, ttl: None, factor: Cost::ONE, names_hold: false }
     }
 }
 
@@ -132,6 +134,11 @@ pub(super) enum ConcurrencyRules {
 }
 
 impl ConcurrencyRules {
+    /// Returns how a request of a group that is held uses them.
+    pub(super) fn of_held(request: &Request<'_>) -> Self {
+        if request.skips_concurrency { Self::Skip } else { Self::Apply }
+    }
+
     /// Returns how a request that is not a hold uses them.
     pub(super) fn of(request: &Request<'_>) -> Self {
         match request.operation {
@@ -269,7 +276,8 @@ impl MatchedRules {
                 let admission = if overdraft { Admission::Overdraft } else { Admission::InFull };
                 let terms = Terms { limit, cost, mode: mode(shadow), admission };
                 let (name, unit, ttl) = (Some(Arc::clone(&rule.name)), rule.unit.clone(), rule.ttl);
-                self.infos.push(TierInfo { rule: name, unit, on_store_failure, ttl, factor });
+                let names_hold = rule.hold.is_some();
+                self.infos.push(TierInfo { rule: name, unit, on_store_failure, ttl, factor, names_hold });
                 self.tiers.push(Tier { key, terms });
             }
             Effect::Deny { .. } => self.add_denial(rule, &applied.effect),
@@ -321,7 +329,7 @@ fn replace_limit(applied: &mut Applied<'_>, other: LimitOverride) -> Result<(), 
 }
 
 /// A denial without a counter: waiting does not help.
-fn denial(rule: Option<&Arc<str>>, unit: &Unit, mode: Mode) -> TierDecision {
+pub(super) fn denial(rule: Option<&Arc<str>>, unit: &Unit, mode: Mode) -> TierDecision {
     TierDecision {
         rule: rule.cloned(),
         unit: unit.clone(),
@@ -365,7 +373,12 @@ impl PreparedCheck {
         match remote.decide(&self.check, deadline).await {
             Ok(shares) => {
                 for (position, share) in &shares.shares {
+                    let holds = &shares.holds;
+                    // the answer to a repeated hold has the usage of its first attempt
+                    let is_repeated =
+                        holds.get(*position).is_some_and(|hold| hold.outcome == HoldOutcome::Repeated);
                     if let (Some(at), Source::Store) = (shares.at, shares.source)
+                        && !is_repeated
                         && self.tiers[*position].on_store_failure == OnStoreFailure::Local
                     {
                         remote.record_for_fallback(&self.check.tiers()[*position], share, at);

@@ -4,22 +4,24 @@
 //! charged once, with the largest cost. Refunds follow in a separate step, and only if the checks pass, so that a denied call
 //! changes nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
-use sluicegate_core::{Operation, Terms, step::Mode};
+use sluicegate_core::{HoldOutcome, Operation, Terms, step::Mode};
 use tokio::time::Instant;
 
 use super::{
     Error, Limiter, Request,
     decide::{
-        ConcurrencyRules, MatchedRules, PreparedCheck, TierDecisions, TierInfo, TierInfos, mode,
+        ConcurrencyRules, MatchedRules, PreparedCheck, TierDecisions, TierInfo, TierInfos, denial, mode,
         without_counters,
     },
+    label_hold::{GroupHold, GroupHoldDecision},
 };
 use crate::{
     backend::{Backend, Step},
     check::{Check, CheckError, MAX_TIERS, Tier, Tiers},
     decision::{Decision, Source, TierDecision},
+    key::HoldId,
     rules::{OnStoreFailure, RuleSet},
 };
 
@@ -65,34 +67,64 @@ impl Limiter {
     /// # }).unwrap();
     /// ```
     pub async fn check_group(&self, requests: &[Request<'_>]) -> Result<GroupDecision, Error> {
+        Ok(self.decide_group(requests, None).await?.group)
+    }
+
+    /// Decides a group, as a hold if there is an id.
+    pub(super) async fn decide_group(
+        &self,
+        requests: &[Request<'_>],
+        hold: Option<HoldId>,
+    ) -> Result<GroupHoldDecision, Error> {
         let rules = self.rules();
-        let (mut checks, mut refunds) = (JointCheck::default(), JointCheck::default());
+        let use_of_concurrency =
+            if hold.is_some() { ConcurrencyRules::of_held } else { ConcurrencyRules::of };
+        let mut checks = JointCheck::of_checks(&rules, requests, use_of_concurrency)?;
+        let mut refunds = JointCheck { operation: REFUND, ..JointCheck::default() };
         let mut deadline = self.deadline;
         for (index, request) in requests.iter().enumerate() {
-            let joint = match request.operation {
-                Operation::Check => &mut checks,
-                Operation::Refund { at: None } => &mut refunds,
+            match request.operation {
+                Operation::Check => {}
+                REFUND => refunds.add(&rules, index, request, ConcurrencyRules::Skip)?,
                 operation => return Err(Error::GroupOperation(operation)),
-            };
-            joint.add(&rules, index, request)?;
+            }
             deadline = deadline.into_iter().chain(request.deadline).min();
         }
         refunds.denials.clear();
         self.inner.record_skipped(checks.has_skipped);
         let backend = &self.inner.backend;
         let started = Instant::now();
-        let decisions = checks.decide(backend, Operation::Check, deadline).await?;
+        let mut is_held = hold.is_some();
+        let decisions = match hold {
+            None => checks.decide(backend, deadline).await?,
+            Some(id) => match self.hold_jointly(&mut checks, id, deadline).await? {
+                GroupHold::Decided(decisions) => {
+                    // a settlement by the id would reach the store, too, where it may be that of another hold
+                    let is_made = decisions.holds.iter().any(|hold| hold.outcome == HoldOutcome::Held);
+                    is_held = is_made && decisions.failure.is_none();
+                    decisions
+                }
+                GroupHold::Known(in_flight) => {
+                    is_held = false;
+                    checks = JointCheck::of_checks(&rules, requests, |_| ConcurrencyRules::Skip)?;
+                    checks.denials.extend(in_flight);
+                    let deadline = backend.time_left(deadline, started.elapsed());
+                    checks.decide(backend, deadline).await?
+                }
+            },
+        };
         let is_degraded = decisions.failure.is_some();
         let mut group = checks.group_decision(decisions, requests.len());
+        is_held &= group.overall.is_allowed();
         if refunds.tiers.is_empty() || !group.overall.is_allowed() {
-            return Ok(group);
+            return Ok(GroupHoldDecision { group, is_held });
         }
         let deadline = if is_degraded {
             Some(Duration::ZERO)
         } else {
             backend.time_left(self.deadline, started.elapsed())
         };
-        let refunded = match refunds.decide(backend, Operation::Refund { at: None }, deadline).await {
+        let refunded = match refunds.decide(backend, deadline).await {
             // the checks are charged: a refund that fails denies nothing
             Err(Error::Store(failure)) => TierDecisions::none(Source::Open, Some(failure)),
             refunded => refunded?,
@@ -100,7 +132,7 @@ impl Limiter {
         for (index, _) in requests.iter().enumerate().filter(|(_, request)| is_refund(request)) {
             group.each[index] = refunds.decision_of(&refunded, index);
         }
-        Ok(group)
+        Ok(GroupHoldDecision { group, is_held })
     }
 }
 
@@ -108,11 +140,16 @@ fn is_refund(request: &Request<'_>) -> bool {
     matches!(request.operation, Operation::Refund { .. })
 }
 
+/// The operation of a request of a group that is not checked.
+const REFUND: Operation = Operation::Refund { at: None };
+
 /// The counters that several requests reach, each once.
-#[derive(Default)]
-struct JointCheck {
-    infos: TierInfos,
-    tiers: Tiers,
+pub(super) struct JointCheck {
+    operation: Operation,
+    pub(super) infos: TierInfos,
+    pub(super) tiers: Tiers,
+    /// Whether one of the requests that reach each counter carries the id of a hold.
+    has_hold: Vec<bool>,
     /// Which request reaches which counter: (request, position of the tier).
     reached: Vec<(usize, usize)>,
     /// Which request matches a rule that denies without counting.
@@ -120,14 +157,47 @@ struct JointCheck {
     has_skipped: bool,
 }
 
+impl Default for JointCheck {
+    fn default() -> Self {
+        let (infos, tiers, has_hold, reached, denials) = Default::default();
+        Self { operation: Operation::Check, infos, tiers, has_hold, reached, denials, has_skipped: false }
+    }
+}
+
 impl JointCheck {
-    fn add(&mut self, rules: &Arc<RuleSet>, index: usize, request: &Request<'_>) -> Result<(), Error> {
+    /// Combines the requests that are checked.
+    fn of_checks(
+        rules: &Arc<RuleSet>,
+        requests: &[Request<'_>],
+        use_of_concurrency: impl Fn(&Request<'_>) -> ConcurrencyRules,
+    ) -> Result<Self, Error> {
+        let mut joint = Self::default();
+        for (index, request) in requests.iter().enumerate() {
+            if request.operation == Operation::Check {
+                joint.add(rules, index, request, use_of_concurrency(request))?;
+            }
+        }
+        Ok(joint)
+    }
+
+    fn add(
+        &mut self,
+        rules: &Arc<RuleSet>,
+        index: usize,
+        request: &Request<'_>,
+        concurrency: ConcurrencyRules,
+    ) -> Result<(), Error> {
         let mut matched = MatchedRules::default();
-        matched.add(|| rules, request, ConcurrencyRules::of(request))?;
+        matched.add(|| rules, request, concurrency)?;
         self.has_skipped |= matched.has_skipped;
         self.denials.extend(matched.denials.into_iter().map(|tier| (index, tier)));
-        for (info, tier) in matched.infos.into_iter().zip(matched.tiers) {
+        for (info, mut tier) in matched.infos.into_iter().zip(matched.tiers) {
+            if is_in_flight(&tier) {
+                tier.terms.cost = info.factor;
+            }
             self.add_counter(index, info, tier)?;
+            let (_, position) = self.reached[self.reached.len() - 1];
+            self.has_hold[position] |= concurrency == ConcurrencyRules::Apply;
         }
         Ok(())
     }
@@ -144,24 +214,51 @@ impl JointCheck {
         } else {
             self.infos.push(info);
             self.tiers.push(tier);
+            self.has_hold.push(false);
         }
         self.reached.push((index, position));
         Ok(())
     }
 
-    /// Decides over all counters in one step, unless a rule denies without counting.
-    async fn decide(
-        &mut self,
-        backend: &Backend,
-        operation: Operation,
-        deadline: Option<Duration>,
-    ) -> Result<TierDecisions, Error> {
+    /// Whether a counter is reached by a request that carries the id of a hold.
+    pub(super) fn has_hold(&self, position: usize) -> bool {
+        self.has_hold[position]
+    }
+
+    /// Returns the denials by all rules that count requests in flight, by the request that reaches them.
+    pub(super) fn denials_in_flight(&self) -> Vec<(usize, TierDecision)> {
+        let reached = self.reached.iter().filter(|(_, position)| is_in_flight(&self.tiers[*position]));
+        let denied = reached.map(|&(request, position)| {
+            let (info, terms) = (&self.infos[position], &self.tiers[position].terms);
+            let denial = denial(info.rule.as_ref(), &info.unit, terms.mode);
+            let limit = terms.limit.capacity();
+            (request, TierDecision { policy: Some(terms.limit), limit, ..denial })
+        });
+        denied.collect()
+    }
+
+    /// Returns the check of all counters; `None` if there are none, or a rule denies without counting.
+    pub(super) fn prepare(&mut self) -> Result<Option<PreparedCheck>, Error> {
         let is_denied = self.denials.iter().any(|(_, tier)| tier.mode == Mode::Enforced);
         if is_denied || self.tiers.is_empty() {
-            return Ok(TierDecisions::none(without_counters(!self.denials.is_empty()), None));
+            return Ok(None);
         }
-        let check = Check::from_tiers(operation, std::mem::take(&mut self.tiers))?;
-        let mut prepared = PreparedCheck { check, tiers: std::mem::take(&mut self.infos) };
+        let check = Check::from_tiers(self.operation, mem::take(&mut self.tiers))?;
+        Ok(Some(PreparedCheck { check, tiers: mem::take(&mut self.infos) }))
+    }
+
+    /// Returns the decisions if there is no such check.
+    pub(super) fn without_counters(&self) -> TierDecisions {
+        TierDecisions::none(without_counters(!self.denials.is_empty()), None)
+    }
+
+    /// Decides over all counters in one step, unless a rule denies without counting.
+    pub(super) async fn decide(
+        &mut self,
+        backend: &Backend,
+        deadline: Option<Duration>,
+    ) -> Result<TierDecisions, Error> {
+        let Some(mut prepared) = self.prepare()? else { return Ok(self.without_counters()) };
         match backend.start(&prepared.check) {
             Step::Decided(shares) => Ok(prepared.decisions(shares)),
             Step::Remote(remote) => prepared.decide_remotely(remote, deadline).await,
@@ -183,6 +280,11 @@ impl JointCheck {
         TierDecisions { tiers, positions: None, at, source, failure: failure.clone(), holds: Vec::new() }
             .combine(denials.map(|(_, tier)| tier.clone()).collect())
     }
+}
+
+/// Whether a counter counts requests in flight.
+fn is_in_flight(tier: &Tier) -> bool {
+    !tier.terms.limit.algorithm().properties().has_window
 }
 
 /// The terms of a counter that two requests reach: the larger cost, under the stricter limit.

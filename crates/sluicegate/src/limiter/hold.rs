@@ -15,11 +15,13 @@ use sluicegate_core::{
     hold::{DEFAULT_HOLD_TTL, MAX_HOLD_TTL, MIN_HOLD_TTL},
     step::{Mode, Share},
 };
+use tokio::runtime::Handle;
 
 use super::{
     Error, Limiter, Request,
-    decide::{ConcurrencyRules, MatchedRules, PreparedCheck, TierDecisions, without_counters},
+    decide::{ConcurrencyRules, MatchedRules, PreparedCheck, TierDecisions, TierInfo, without_counters},
     hold_token::{HeldTier, HoldToken},
+    pending_hold::{ReleasedIfDropped, UnansweredHold},
 };
 use crate::{
     backend::{CheckShares, Step},
@@ -51,6 +53,8 @@ pub struct HoldDecision {
     pub token: Option<HoldToken>,
     /// When the hold expires, on the store's clock; `None` if it was denied or no store recorded it.
     pub expires_at: Option<Timestamp>,
+    /// The time from making or renewing the hold until it expires.
+    pub ttl: Duration,
     /// Whether the hold existed already: this is the first answer, and nothing was charged again.
     pub is_repeated: bool,
 }
@@ -154,7 +158,7 @@ pub(super) struct HoldCounters {
 }
 
 impl HoldCounters {
-    fn record_hold(&self, holds: &[HoldAnswer]) {
+    pub(super) fn record_hold(&self, holds: &[HoldAnswer]) {
         let expired: u64 = holds.iter().map(|hold| u64::from(hold.released)).sum();
         self.expired.fetch_add(expired, Ordering::Relaxed);
         if holds.iter().any(|hold| hold.outcome == HoldOutcome::Held) {
@@ -208,11 +212,15 @@ impl<'a> HoldRequest<'a> {
 
     /// Makes the hold, and returns the decision without a guard.
     ///
+    /// If this future is dropped while the store decides, a hold without [`HoldRequest::id`] is released in the background. One with an id
+    /// may have been made: repeat it, or release it with [`Limiter::hold_token`].
+    ///
     /// # Errors
     /// As [`Limiter::hold`].
     pub async fn decide(self) -> Result<HoldDecision, Error> {
         let Self { limiter, request, id, ttl } = self;
         let id = id.unwrap_or_else(HoldId::random);
+        let has_own_id = !id.is_random();
         let deadline = limiter.deadline.into_iter().chain(request.deadline).min();
         let mut matched = MatchedRules::default();
         matched.add(|| limiter.inner.rules.load(), &request, ConcurrencyRules::Apply)?;
@@ -225,41 +233,33 @@ impl<'a> HoldRequest<'a> {
             let source = without_counters(!denials.is_empty());
             let decision = Decision::from_tiers(denials, None, source);
             let token = decision.is_allowed().then(|| HoldToken { id, tiers: Vec::new() });
-            return Ok(HoldDecision { decision, token, expires_at: None, is_repeated: false });
+            return Ok(HoldDecision { decision, token, expires_at: None, ttl, is_repeated: false });
         }
-        let held: Vec<HeldTier> = tiers
-            .iter()
-            .zip(&infos)
-            .map(|(tier, info)| HeldTier {
-                key: tier.key.clone(),
-                algorithm: tier.terms.limit.algorithm(),
-                unit: info.unit.clone(),
-                factor: info.factor,
-            })
-            .collect();
+        let held = tiers.iter().zip(&infos).map(|(tier, info)| HeldTier::new(tier, info)).collect();
         let check = Check::from_tiers(Operation::Check, tiers)?;
         let check = check.with_hold(id.clone(), HoldOperation::Hold { ttl });
         let mut prepared = PreparedCheck { check, tiers: infos };
-        let decisions = match limiter.inner.backend.start(&prepared.check) {
-            Step::Decided(shares) => prepared.decisions(shares),
-            Step::Remote(remote) => prepared.decide_remotely(remote, deadline).await?,
-        };
-        limiter.inner.holds.record_hold(&decisions.holds);
-        let mut held = held_decision(id, held, decisions, denials)?;
-        if !held.decision.is_allowed()
-            && let Some(token) = held.token.take()
-            && !token.is_empty()
-        {
-            // the store did not answer, and the failure policy denied: the store may have the hold
-            limiter.release_later(token);
+        let unanswered = UnansweredHold { limiter: limiter.clone(), id, ttl, held, denials };
+        match limiter.inner.backend.start(&prepared.check) {
+            Step::Decided(shares) => unanswered.answered(prepared.decisions(shares)),
+            Step::Remote(remote) => {
+                let remote = Arc::clone(remote);
+                let deciding =
+                    async move { unanswered.answered(prepared.decide_remotely(&remote, deadline).await?) };
+                if has_own_id {
+                    deciding.await
+                } else {
+                    ReleasedIfDropped::new(limiter, deciding, |held| held.token).await
+                }
+            }
         }
-        Ok(held)
     }
 }
 
 /// Combines the decisions of the tiers with the results of their holds.
-fn held_decision(
+pub(super) fn held_decision(
     id: HoldId,
+    ttl: Duration,
     held: Vec<HeldTier>,
     decisions: TierDecisions,
     denials: Vec<crate::decision::TierDecision>,
@@ -271,21 +271,46 @@ fn held_decision(
     if let Some(full) = holds.iter().position(|hold| hold.outcome == HoldOutcome::Full) {
         return Err(Error::TooManyHolds { rule: held[full].rule() });
     }
-    let is_made = |hold: &HoldAnswer| matches!(hold.outcome, HoldOutcome::Held | HoldOutcome::Repeated);
     let is_repeated = holds.iter().any(|hold| hold.outcome == HoldOutcome::Repeated);
     let expires_at = holds.iter().filter(|hold| is_made(hold)).map(|hold| hold.expires_at).min();
     let made_at = holds.iter().filter(|hold| is_made(hold)).map(|hold| hold.at).max();
-    // without an answer, any of the counters may have the hold
-    let is_unknown = matches!(decisions.failure, Some(StoreError::Ambiguous(_)));
-    let is_held = |position: usize| is_unknown || holds.get(position).is_some_and(is_made);
-    let tiers = held.into_iter().enumerate().filter(|(position, _)| is_held(*position)).map(|(_, tier)| tier);
-    let token = HoldToken { id, tiers: tiers.collect() };
+    let token = HoldToken { id, tiers: decisions.held_tiers(held) };
     let mut decision = decisions.combine(denials);
     if is_repeated {
         decision.at = made_at;
     }
     let expires_at = expires_at.filter(|_| decision.is_allowed());
-    Ok(HoldDecision { decision, token: Some(token), expires_at, is_repeated })
+    Ok(HoldDecision { decision, token: Some(token), expires_at, ttl, is_repeated })
+}
+
+fn is_made(hold: &HoldAnswer) -> bool {
+    matches!(hold.outcome, HoldOutcome::Held | HoldOutcome::Repeated)
+}
+
+impl TierDecisions {
+    /// Returns the tiers that have the hold, or that may have it because the store did not answer.
+    pub(super) fn held_tiers(&self, tiers: Vec<HeldTier>) -> Vec<HeldTier> {
+        let tiers = tiers.into_iter().enumerate().filter(|(position, _)| self.may_hold(*position));
+        tiers.map(|(_, tier)| tier).collect()
+    }
+
+    /// Returns the tiers of which an answer confirms that this request made the hold. An unanswered request with an untrusted id must not end
+    /// a hold of the same id.
+    pub(super) fn made_tiers(&self, tiers: Vec<HeldTier>) -> Vec<HeldTier> {
+        let tiers = tiers.into_iter().enumerate().filter(|(position, _)| self.has_made(*position));
+        tiers.map(|(_, tier)| tier).collect()
+    }
+
+    /// Whether an answer confirms that this request made the hold of a tier.
+    pub(super) fn has_made(&self, position: usize) -> bool {
+        self.holds.get(position).is_some_and(|hold| hold.outcome == HoldOutcome::Held)
+    }
+
+    /// Whether a tier has the hold, or may have it.
+    pub(super) fn may_hold(&self, position: usize) -> bool {
+        let is_unknown = matches!(self.failure, Some(StoreError::Ambiguous(_)));
+        is_unknown || self.holds.get(position).is_some_and(is_made)
+    }
 }
 
 fn check_ttl(ttl: Duration) -> Result<(), Error> {
@@ -368,7 +393,7 @@ impl Drop for Hold {
 }
 
 impl Settlement {
-    fn of(tiers: Vec<SettledTier>, without_tiers: SettleOutcome) -> Self {
+    pub(super) fn of(tiers: Vec<SettledTier>, without_tiers: SettleOutcome) -> Self {
         let outcome = tiers.iter().map(|tier| tier.outcome).max().unwrap_or(without_tiers);
         Self { outcome, tiers }
     }
@@ -376,8 +401,17 @@ impl Settlement {
 
 /// An operation on a hold that was made before.
 #[derive(Clone, Copy)]
-enum Adjustment<'a> {
-    Settle { costs: &'a Costs, max_excess: Option<u64> },
+pub(super) enum Adjustment<'a> {
+    /// By the cost in each unit.
+    Settle {
+        costs: &'a Costs,
+        max_excess: Option<u64>,
+    },
+    /// By the units of each tier; `None` keeps the estimate.
+    SettleTiers {
+        units: &'a [Option<Cost>],
+        max_excess: Option<u64>,
+    },
     Release,
     Renew(Duration),
 }
@@ -386,7 +420,7 @@ impl Adjustment<'_> {
     /// The outcome of a hold without counters.
     fn without_tiers(self) -> SettleOutcome {
         match self {
-            Self::Settle { .. } => SettleOutcome::Settled,
+            Self::Settle { .. } | Self::SettleTiers { .. } => SettleOutcome::Settled,
             Self::Release => SettleOutcome::Released,
             Self::Renew(_) => SettleOutcome::Renewed,
         }
@@ -454,12 +488,7 @@ impl Limiter {
     pub fn hold_token(&self, request: &Request<'_>, id: HoldId) -> Result<HoldToken, Error> {
         let mut matched = MatchedRules::default();
         matched.add(|| self.inner.rules.load(), request, ConcurrencyRules::Apply)?;
-        let tiers = matched.tiers.into_iter().zip(matched.infos).map(|(tier, info)| HeldTier {
-            key: tier.key,
-            algorithm: tier.terms.limit.algorithm(),
-            unit: info.unit,
-            factor: info.factor,
-        });
+        let tiers = matched.tiers.iter().zip(&matched.infos).map(|(tier, info)| HeldTier::new(tier, info));
         Ok(HoldToken { id, tiers: tiers.collect() })
     }
 
@@ -508,40 +537,79 @@ impl Limiter {
         self.adjust_later(token, None);
     }
 
-    /// [`Limiter::settle`] in the background. On the memory store it is done when this returns.
+    /// [`Limiter::settle`] in the background. On the memory store it is done when this returns. A cost that is too large is logged, and the
+    /// hold keeps its estimate.
     pub fn settle_later(&self, token: HoldToken, costs: impl Into<Costs>) {
         self.adjust_later(token, Some(costs.into()));
     }
 
+    /// Ends the records of a hold in the background, and keeps what it charged.
+    pub(super) fn keep_later(&self, token: HoldToken) {
+        if token.is_empty() {
+            return;
+        }
+        let limiter = self.clone();
+        self.run_later(async move {
+            let units = vec![None; token.tiers.len()];
+            let adjustment = Adjustment::SettleTiers { units: &units, max_excess: None };
+            limiter.send_adjustment(&token, adjustment).await.map(drop)
+        });
+    }
+
     fn adjust_later(&self, token: HoldToken, costs: Option<Costs>) {
         let limiter = self.clone();
-        let adjusting = async move {
+        self.run_later(async move {
             let adjusted = match costs {
-                Some(costs) => limiter.settle(&token, costs).await,
+                Some(costs) => match limiter.settle(&token, costs).await {
+                    Err(error @ Error::Match(_)) => {
+                        tracing::warn!("a hold keeps its estimate: {error}");
+                        let nothing = Costs::new::<&str>([]).expect("no unit is invalid");
+                        limiter.settle(&token, nothing).await
+                    }
+                    settled => settled,
+                },
                 None => limiter.release(&token).await,
             };
-            if let Err(error) = adjusted {
+            adjusted.map(drop)
+        });
+    }
+
+    fn run_later(&self, adjusted: impl Future<Output = Result<(), Error>> + Send + 'static) {
+        let adjusting = async move {
+            if let Err(error) = adjusted.await {
                 tracing::warn!("a hold was not settled, it expires instead: {error}");
             }
         };
         if !self.is_remote() {
             // the memory store never waits
             let _ = futures_util::FutureExt::now_or_never(adjusting);
-        } else if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        } else if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(adjusting);
         }
     }
 
-    async fn adjust_hold(&self, token: &HoldToken, adjustment: Adjustment<'_>) -> Result<Settlement, Error> {
+    pub(super) async fn adjust_hold(
+        &self,
+        token: &HoldToken,
+        adjustment: Adjustment<'_>,
+    ) -> Result<Settlement, Error> {
         if token.is_empty() {
             return Ok(Settlement::of(Vec::new(), adjustment.without_tiers()));
         }
+        let settlement = self.send_adjustment(token, adjustment).await?;
+        self.inner.holds.record_settlement(settlement.outcome);
+        Ok(settlement)
+    }
+
+    async fn send_adjustment(
+        &self,
+        token: &HoldToken,
+        adjustment: Adjustment<'_>,
+    ) -> Result<Settlement, Error> {
         let check = token.to_check(adjustment)?;
         let shares = self.inner.backend.adjust_hold(&check, self.deadline).await?;
         let is_release = matches!(adjustment, Adjustment::Release);
-        let settlement = token.settlement(shares, is_release);
-        self.inner.holds.record_settlement(settlement.outcome);
-        Ok(settlement)
+        Ok(token.settlement(shares, is_release))
     }
 }
 
@@ -553,6 +621,7 @@ impl HoldToken {
         for (position, tier) in self.tiers.iter().enumerate() {
             let cost = match adjustment {
                 Adjustment::Settle { costs, .. } => tier.actual_cost(costs)?,
+                Adjustment::SettleTiers { units, .. } => units[position],
                 Adjustment::Release | Adjustment::Renew(_) => Some(Cost::ZERO),
             };
             if cost.is_none() {
@@ -562,7 +631,7 @@ impl HoldToken {
             tiers.push(Tier { key: tier.key.clone(), terms });
         }
         let operation = match adjustment {
-            Adjustment::Settle { max_excess, .. } => {
+            Adjustment::Settle { max_excess, .. } | Adjustment::SettleTiers { max_excess, .. } => {
                 let max_excess = max_excess.map(|most| most.min(Cost::MAX.units()));
                 HoldOperation::Settle { kept, max_excess }
             }
@@ -608,6 +677,15 @@ impl HoldToken {
 }
 
 impl HeldTier {
+    pub(super) fn new(tier: &Tier, info: &TierInfo) -> Self {
+        Self {
+            key: tier.key.clone(),
+            algorithm: tier.terms.limit.algorithm(),
+            unit: info.unit.clone(),
+            factor: info.factor,
+        }
+    }
+
     /// Returns the units of the actual cost; `None` if its unit is not named.
     fn actual_cost(&self, costs: &Costs) -> Result<Option<Cost>, Error> {
         let Some((_, cost)) = costs.iter().find(|(unit, _)| **unit == *self.unit) else { return Ok(None) };

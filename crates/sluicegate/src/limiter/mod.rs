@@ -7,7 +7,8 @@
 //! | `adjust` | charges and refunds |
 //! | `decide` | from a request to a decision |
 //! | `group` | several requests, all or none |
-//! | `hold`, `hold_token` | requests whose cost is corrected later |
+//! | `hold`, `hold_token`, `pending_hold` | requests whose cost is corrected later |
+//! | `label_hold` | holds whose id a label carries |
 //! | `reset` | deleting counters |
 
 mod adjust;
@@ -16,6 +17,8 @@ mod decide;
 mod group;
 mod hold;
 mod hold_token;
+mod label_hold;
+mod pending_hold;
 mod request;
 mod reset;
 
@@ -56,6 +59,7 @@ pub use self::{
     group::GroupDecision,
     hold::{Hold, HoldDecision, HoldRequest, SettleOutcome, SettledTier, Settlement},
     hold_token::{HoldToken, HoldTokenError},
+    label_hold::{GroupHoldDecision, LabelHold},
     request::{LimitOverride, Request, RuleSelection, Subject},
     reset::{DeletedCounter, Reset, UnmatchedRule},
 };

@@ -246,7 +246,9 @@ impl Shard {
         budget: &Budget,
     ) -> bool {
         if let Some(holds) = self.holds.get_mut(&(key.clone(), algorithm)) {
+            let before = holds.bytes();
             holds.reset();
+            budget.replace(before, holds.bytes());
         }
         let found = self.find(key, hash, algorithm);
         if let Some(id) = found {

@@ -273,10 +273,18 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         let tiers: Vec<_> = check.tiers().iter().zip(locations).collect();
         match check.hold() {
             None => self.decide_tiers(check, &tiers, None),
-            Some(HoldCall { id, operation: HoldOperation::Hold { ttl } }) => {
+            Some(HoldCall {
+                id,
+                operation: operation @ (HoldOperation::Hold { ttl } | HoldOperation::HoldNew { ttl }),
+            }) => {
                 let id = id.as_str().as_bytes();
                 let known = |(tier, location): &HeldTier<'_>| {
-                    self.holds_of(tier, location)?.repeat(id, tier.terms.cost.units(), self.now)
+                    let holds = self.holds_of(tier, location)?;
+                    if operation.needs_new_id() {
+                        holds.conflict(id, self.now)
+                    } else {
+                        holds.repeat(id, tier.terms.cost.units(), self.now)
+                    }
                 };
                 let known: Vec<Option<Answer>> = tiers.iter().map(known).collect();
                 if known.iter().flatten().any(|answer| answer.hold.outcome == HoldOutcome::Conflict) {
@@ -427,7 +435,9 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
             }
             HoldOperation::Renew { ttl } => holds.renew(state, id, ttl, now),
             HoldOperation::TakeBack { until } => holds.take_back(state, id, until, now),
-            HoldOperation::Hold { .. } => unreachable!("a hold is decided, not adjusted"),
+            HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => {
+                unreachable!("a hold is decided, not adjusted")
+            }
         })
     }
 

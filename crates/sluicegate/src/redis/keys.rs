@@ -73,6 +73,21 @@ pub(super) fn counter_keys(prefix: &str, key: &Key, algorithm: Algorithm) -> Vec
     keys
 }
 
+/// Returns the key of the record of a hold, whose counter has this index. Returns `None` if it is not the key of an index.
+pub(super) fn hold_key_beside(prefix: &str, index: &[u8], id: &[u8]) -> Option<Vec<u8>> {
+    let is_index = match parse(prefix, index)? {
+        Name::Holds { .. } => true,
+        Name::Counter { algorithm, .. } => !algorithm.properties().has_window,
+        _ => false,
+    };
+    let rest = str::from_utf8(index).ok().filter(|_| is_index)?;
+    let (tag, counter) = rest.split_once("}:")?;
+    let counter = counter.strip_prefix(HOLDS).and_then(|rest| rest.strip_prefix(':')).unwrap_or(counter);
+    let mut name = format!("{tag}}}:{HOLD}:{counter}:").into_bytes();
+    name.extend(id);
+    Some(name)
+}
+
 /// Returns the key of a counter's lease record.
 pub(super) fn lease_key(prefix: &str, key: &Key, algorithm: Algorithm) -> Vec<u8> {
     let mut name = Vec::new();
@@ -189,6 +204,13 @@ mod tests {
         write_hold_key(&mut hold, "sg", &key, Algorithm::Concurrency, &HoldId::new("a:b").unwrap());
         assert_eq!(hold, b"sg1:{30d13f94}:hold:concurrency:!key:user%3a42:a%3ab");
         assert_eq!(parse("sg", &hold), Some(Name::Hold { rule: "!key" }));
+        assert_eq!(hold_key_beside("sg", &counter, b"a%3ab"), Some(hold.clone()));
+        let mut windowed = Vec::new();
+        write_hold_key(&mut windowed, "sg", &key, Algorithm::SlidingLog, &HoldId::new("a").unwrap());
+        assert_eq!(hold_key_beside("sg", &holds, b"a"), Some(windowed));
+        for other in [&name, &lease, &hold] {
+            assert_eq!(hold_key_beside("sg", other, b"a"), None);
+        }
         assert_eq!(parse("sg", instances_key("sg").as_bytes()), Some(Name::Instances));
         for other in [
             "sg1:{instances}:probe",

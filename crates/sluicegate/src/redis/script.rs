@@ -379,8 +379,8 @@ fn push_held_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
         plan.extend(excess.map_or(NONE, exact).to_le_bytes());
     }
     let ttl = match operation {
-        Some(HoldOperation::Hold { ttl } | HoldOperation::Renew { ttl }) => ttl,
-        _ => Duration::ZERO,
+        Some(HoldOperation::Renew { ttl }) => ttl,
+        other => other.and_then(HoldOperation::new_ttl).unwrap_or(Duration::ZERO),
     };
     for planned in group {
         plan.extend(planned.check.count().to_le_bytes());
@@ -689,6 +689,7 @@ fn operation_code(check: &Check) -> u8 {
         (Some(HoldOperation::Settle { .. }), _) => 4,
         (Some(HoldOperation::Renew { .. }), _) => 5,
         (Some(HoldOperation::TakeBack { .. }), _) => 6,
+        (Some(HoldOperation::HoldNew { .. }), _) => 7,
         (Some(HoldOperation::Hold { .. }) | None, Operation::Check) => 0,
         (_, Operation::Peek) => 1,
         (_, Operation::Charge) => 2,

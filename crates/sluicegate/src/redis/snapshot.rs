@@ -71,6 +71,39 @@ impl HoldIndex {
     }
 }
 
+/// A hold in the index of its counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct IndexedHold<'a> {
+    /// Whether its units are refunded when it expires.
+    pub(super) is_released: bool,
+    pub(super) at_us: u64,
+    pub(super) expires_us: u64,
+    pub(super) units: u64,
+    pub(super) id: &'a [u8],
+}
+
+impl<'a> IndexedHold<'a> {
+    /// Reads a member and its score, the time at which it leaves the index. Returns `None` if the script cannot have stored it.
+    pub(super) fn read(member: &'a [u8], leaves: f64) -> Option<Self> {
+        let (head, id) = member.split_first_chunk::<MEMBER_BYTES>()?;
+        let (is_released, numbers) = (head[0] == 1, head[1..].as_chunks().0);
+        let retention = if is_released { 0 } else { HOLD_RETENTION.as_micros() as u64 };
+        let expires_us = (leaves as u64).saturating_sub(retention);
+        Some(Self {
+            is_released,
+            at_us: whole_number(numbers[0])?,
+            expires_us,
+            units: whole_number(numbers[1])?,
+            id,
+        })
+    }
+}
+
+/// Returns the units of a concurrency counter, from the score of the empty member: -1 less the units.
+pub(super) fn units_of_score(score: f64) -> u64 {
+    (-1.0 - score).max(0.0) as u64
+}
+
 /// Decodes the reply to a [`holds_request`]: the time, and the index unless something else wrote the key.
 pub(super) fn read_holds(
     reply: Value,
@@ -85,21 +118,15 @@ pub(super) fn read_holds(
     let mut live = LiveHolds::default();
     let mut expired = 0;
     for (member, leaves) in &members {
-        let Some((head, _)) = member.split_first_chunk::<MEMBER_BYTES>() else { return Ok((at, None)) };
-        let (is_released, numbers) = (head[0] == 1, head[1..].as_chunks().0);
-        let [Some(at_us), Some(held)] = [whole_number(numbers[0]), whole_number(numbers[1])] else {
-            return Ok((at, None));
-        };
-        let retention = if is_released { 0 } else { HOLD_RETENTION.as_micros() as u64 };
-        if (*leaves as u64).saturating_sub(retention) > at.as_micros() {
-            live = live.and(at_us, held);
+        let Some(hold) = IndexedHold::read(member, *leaves) else { return Ok((at, None)) };
+        if hold.expires_us > at.as_micros() {
+            live = live.and(hold.at_us, hold.units);
         } else {
             expired += 1;
         }
     }
     live.count = u64::try_from(count).unwrap_or_default().saturating_sub(expired);
-    // the score of the empty member is -1 less the units
-    let units = units.parse::<f64>().map_or(0, |score| (-1.0 - score).max(0.0) as u64);
+    let units = units.parse().map_or(0, units_of_score);
     let first_us = members.first().map_or(0, |(_, leaves)| *leaves as u64);
     let last_us = last.parse::<f64>().map_or(0, |score| score as u64);
     Ok((at, Some(HoldIndex { live, units, first_us, last_us })))

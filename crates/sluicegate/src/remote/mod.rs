@@ -64,7 +64,7 @@ use self::{
 };
 use crate::{
     backend::CheckShares,
-    check::{Check, Tier},
+    check::{Check, HoldOperation, Tier},
     decision::Source,
     stats::{HoldStats, RemoteCounters, Stats},
     store::{CheckAnswer, Deadline, RemoteStore, StoreError},
@@ -240,7 +240,7 @@ impl Remote {
         check: &Check,
         deadline: Option<Duration>,
     ) -> Result<CheckShares, StoreError> {
-        if check.hold().is_some() {
+        if check.hold().is_some_and(|hold| !matches!(hold.operation, HoldOperation::HoldNew { .. })) {
             return self.send_repeatedly(check, deadline).await;
         }
         let answer = self.send(check, deadline).await;

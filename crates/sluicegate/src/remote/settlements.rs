@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::{join_all, select};
 use parking_lot::Mutex;
 use sluicegate_core::HoldOutcome;
 use tokio::{
@@ -25,6 +25,8 @@ use crate::{
 
 /// The most settlements that are queued while the store is down.
 const MAX_QUEUED: usize = 16_384;
+/// The most tiers of all queued settlements together: this bounds their memory, at a few hundred bytes each.
+const MAX_QUEUED_TIERS: usize = 65_536;
 /// How long a queued settlement is repeated. Later, the store does not know the hold.
 const MAX_AGE: Duration = Duration::from_secs(600);
 /// The most queued settlements that are sent at a time.
@@ -43,6 +45,8 @@ pub(super) struct Settlements(Mutex<Queue>);
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Queued>,
+    /// The tiers of all that wait.
+    tiers: usize,
     /// Whether a task sends them.
     is_sending: bool,
 }
@@ -67,10 +71,9 @@ impl Remote {
             Ok(answer) => answer,
             Err(_) => {
                 let second = pin!(self.send(check, Some(left())));
-                match select(first, second).await {
-                    Either::Left((Err(StoreError::Ambiguous(_)), other)) => other.await,
-                    Either::Right((Err(_), other)) => other.await,
-                    Either::Left((answer, _)) | Either::Right((answer, _)) => answer,
+                match select(first, second).await.factor_first() {
+                    (Ok(shares), _) if shares.is_allowed(check) => Ok(shares),
+                    (answer, other) => combine(answer, other.await, check),
                 }
             }
         };
@@ -95,28 +98,29 @@ impl Remote {
         deadline: Option<Duration>,
     ) -> Result<CheckShares, StoreError> {
         let here = self.shared.fallback.adjust_hold(check);
-        let error = match (self.send_repeatedly(check, deadline).await, here) {
-            (Ok(shares), here) => return Ok(merge(shares, here)),
-            (Err(_), Some(here)) if here.holds.iter().all(|hold| hold.outcome != HoldOutcome::Unknown) => {
-                return Ok(here);
-            }
-            (Err(error), _) => error,
+        let error = match self.send_repeatedly(check, deadline).await {
+            Ok(shares) => return Ok(merge(shares, here)),
+            Err(error) => error,
         };
         let is_end =
             matches!(check.hold(), Some(hold) if !matches!(hold.operation, HoldOperation::Renew { .. }));
-        if !is_end || !self.queue_settlement(check) {
-            return Err(error);
+        let is_queued = is_end && is_temporary(&error) && self.queue_settlement(check);
+        match here {
+            Some(here) if here.holds.iter().all(|hold| hold.outcome != HoldOutcome::Unknown) => Ok(here),
+            _ if is_queued => Ok(CheckShares::without_answers()),
+            _ => Err(error),
         }
-        Ok(CheckShares::without_answers())
     }
 
     /// Repeats a settlement in the background. Returns whether there is room for it, and a runtime.
     fn queue_settlement(self: &Arc<Self>, check: &Check) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
         let mut queue = self.settlements.0.lock();
-        if queue.waiting.len() >= MAX_QUEUED {
+        let tiers = check.tiers().len();
+        if queue.waiting.len() >= MAX_QUEUED || queue.tiers + tiers > MAX_QUEUED_TIERS {
             return false;
         }
+        queue.tiers += tiers;
         queue.waiting.push_back(Queued { check: check.clone(), until: Instant::now() + MAX_AGE });
         if !queue.is_sending {
             queue.is_sending = true;
@@ -137,7 +141,9 @@ impl Remote {
         queue.waiting.retain(|queued| queued.until > now);
         let count = queue.waiting.len().min(MAX_SENT);
         queue.is_sending = count > 0;
-        queue.waiting.drain(..count).collect()
+        let taken = queue.waiting.drain(..count).collect();
+        queue.tiers = queue.waiting.iter().map(|queued| queued.check.tiers().len()).sum();
+        taken
     }
 }
 
@@ -156,7 +162,7 @@ impl Sender {
             }
             let sent = queued.into_iter().map(async |queued| {
                 let answer = remote.send(&queued.check, None).await;
-                answer.is_err().then_some(queued)
+                answer.is_err_and(|error| is_temporary(&error)).then_some(queued)
             });
             let failed: Vec<Queued> = join_all(sent).await.into_iter().flatten().collect();
             pause = if failed.is_empty() {
@@ -165,7 +171,9 @@ impl Sender {
                 LONGEST_PAUSE.min(pause.max(FIRST_PAUSE) * 2)
             };
             let mut queue = remote.settlements.0.lock();
-            failed.into_iter().rev().for_each(|queued| queue.waiting.push_front(queued));
+            // behind the others, so that a server that is down does not delay settlements for other servers
+            queue.tiers += failed.iter().map(|queued| queued.check.tiers().len()).sum::<usize>();
+            queue.waiting.extend(failed);
         }
     }
 }
@@ -177,6 +185,24 @@ impl Drop for Sender {
             remote.settlements.0.lock().is_sending = false;
         }
     }
+}
+
+/// Returns the outcome of two attempts, of which the first was not admitted. If one of them may have had an effect, the error says so.
+fn combine(
+    one: Result<CheckShares, StoreError>,
+    other: Result<CheckShares, StoreError>,
+    check: &Check,
+) -> Result<CheckShares, StoreError> {
+    match (one, other) {
+        (_, Ok(shares)) if shares.is_allowed(check) => Ok(shares),
+        (Ok(shares), _) | (_, Ok(shares)) => Ok(shares),
+        (Err(error @ StoreError::Ambiguous(_)), Err(_)) | (Err(_), Err(error)) => Err(error),
+    }
+}
+
+/// Whether a later attempt may succeed.
+fn is_temporary(error: &StoreError) -> bool {
+    !matches!(error, StoreError::Unreadable { .. } | StoreError::TooLarge { .. })
 }
 
 /// Replaces the results of tiers that only this process knows.

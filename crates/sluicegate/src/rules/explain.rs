@@ -109,8 +109,7 @@ fn not_applicable<'a>(rule: &'a Rule, labels: &Labels) -> NotApplicable<'a> {
     {
         return NotApplicable::Lacks { label };
     }
-    let is_named = |label: &str| rule.when.names(label) || rule.per.iter().any(|per| **per == *label);
-    match labels.iter().find(|(label, _)| rule.exact && !is_named(label)) {
+    match labels.iter().find(|(label, _)| rule.exact && !rule.expects(label)) {
         Some((label, _)) => NotApplicable::Further { label: label.to_owned() },
         None => NotApplicable::Unlimited,
     }

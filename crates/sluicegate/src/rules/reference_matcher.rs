@@ -112,6 +112,7 @@ fn a_rule(random: &mut StdRng, name: usize, overrides: usize) -> Rule {
     rule.overdraft = random.random_bool(0.2);
     rule.absent = *[Absent::Skip, Absent::Shared, Absent::Deny].choose(random).unwrap();
     rule.exact = random.random_bool(0.2);
+    rule.hold = maybe(random, |random| (*NAMES.choose(random).unwrap()).into());
     rule.tag = maybe(random, |random| rule.per[..random.random_range(0..=rule.per.len())].to_vec());
     rule.stagger = algorithm == Algorithm::FixedWindow && random.random();
     rule.on_store_failure = policy(random);
@@ -140,6 +141,7 @@ fn reference_effect(rule: &Rule, labels: &Labels, costs: &Costs) -> Option<Effec
     let lacking = rule.per.iter().any(|name| labels.get(name).is_none());
     let further = labels
         .iter()
+        .filter(|(name, _)| rule.hold.as_deref() != Some(*name))
         .any(|(name, _)| !rule.when.pairs().any(|pair| pair.0 == name) && !rule.per.contains(&name.into()));
     if !rule.when.pairs().all(holds) || rule.unless.pairs().any(holds) {
         return None;

@@ -58,7 +58,7 @@ pub struct Rule {
     pub overdraft: bool,
     /// Handling of a request without one of the `per` labels.
     pub absent: Absent,
-    /// The rule applies only to requests without labels other than those in `when` and `per`.
+    /// The rule applies only to requests without labels other than those in `when` and `per`, and that of `hold`.
     pub exact: bool,
     /// The labels whose values determine the Cluster slot, instead of all of `per`; a subset of `per`.
     pub tag: Option<Vec<Box<str>>>,
@@ -315,6 +315,13 @@ impl Rule {
     pub fn max_excess(mut self, units: u64) -> Self {
         self.limit = self.limit.with_max_excess(units);
         self
+    }
+
+    /// Whether an [exact](Self::exact) rule applies to requests with this label.
+    pub(super) fn expects(&self, label: &str) -> bool {
+        self.when.names(label)
+            || self.per.iter().any(|per| **per == *label)
+            || self.hold.as_deref() == Some(label)
     }
 
     /// Adds an override; later ones win.

@@ -26,6 +26,8 @@ pub struct RuleSet {
     entries: Vec<Entry>,
     index: MatchIndex,
     positions: HashMap<Arc<str>, usize>,
+    /// The labels that carry the ids of holds, each once.
+    hold_labels: Vec<Box<str>>,
 }
 
 /// A rule with its derived data.
@@ -115,6 +117,9 @@ impl RuleSet {
         check_all(&mut rules)?;
         let index = MatchIndex::new(rules.iter().map(required_pairs));
         let positions = rules.iter().enumerate().map(|(at, rule)| (Arc::clone(&rule.name), at)).collect();
+        let mut hold_labels: Vec<Box<str>> = rules.iter().filter_map(|rule| rule.hold.clone()).collect();
+        hold_labels.sort_unstable();
+        hold_labels.dedup();
         let entries = rules
             .into_iter()
             .map(|rule| Entry {
@@ -123,7 +128,7 @@ impl RuleSet {
                 rule,
             })
             .collect();
-        Ok(Self { entries, index, positions })
+        Ok(Self { entries, index, positions, hold_labels })
     }
 
     /// Returns all rules that apply to a request, in order.
@@ -145,6 +150,11 @@ impl RuleSet {
             }
         }
         Ok(applied)
+    }
+
+    /// Whether these labels include one that carries the id of a hold for some rule, which need not match.
+    pub(crate) fn may_hold(&self, labels: &Labels) -> bool {
+        self.hold_labels.iter().any(|label| labels.get(label).is_some())
     }
 
     /// Returns the rules, in order.
@@ -176,11 +186,10 @@ fn required_pairs(rule: &Rule) -> impl Iterator<Item = (&str, &Pattern)> {
 
 /// Returns whether the rule applies, regardless of its overrides.
 fn applies(rule: &Rule, labels: &Labels) -> bool {
-    let expected = |label: &str| rule.when.names(label) || rule.per.iter().any(|per| **per == *label);
     rule.when.all_match(labels)
         && (rule.absent != Absent::Skip || !lacks_a_per_label(rule, labels))
         && !rule.unless.any_matches(labels)
-        && (!rule.exact || labels.iter().all(|(label, _)| expected(label)))
+        && (!rule.exact || labels.iter().all(|(label, _)| rule.expects(label)))
 }
 
 fn lacks_a_per_label(rule: &Rule, labels: &Labels) -> bool {

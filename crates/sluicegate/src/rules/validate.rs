@@ -114,7 +114,7 @@ pub enum RuleError {
     #[error("lease_for has no effect without lease: set for example lease = \"1%\", or remove lease_for")]
     LeaseForWithoutLease,
     /// The time until its holds expire is out of range.
-    #[error("ttl {0:?} is out of range: use {MIN_HOLD_TTL:?} to {MAX_HOLD_TTL:?}")]
+    #[error("ttl {0:?} is out of range: use {MIN_HOLD_TTL:?} to {MAX_HOLD_TTL:?} (1 day)")]
     Ttl(Duration),
     /// The label that carries the ids of its holds is invalid.
     #[error("hold: {0}")]
@@ -162,6 +162,9 @@ pub enum OverrideError {
         /// The amount of the limit.
         amount: u64,
     },
+    /// Its lease is not possible with the rule's limit.
+    #[error(transparent)]
+    Lease(LimitError),
     /// Its calendar window is invalid.
     #[cfg(feature = "calendar")]
     #[error(transparent)]
@@ -293,6 +296,9 @@ fn check_stagger(rule: &Rule) -> Result<(), RuleError> {
 fn check_lease(rule: &Rule) -> Result<(), RuleError> {
     let limit = rule.limit;
     let has_override = rule.overrides.iter().any(|other| other.lease.is_some());
+    if rule.lease_for.is_some() && !limit.algorithm().properties().has_window {
+        return Err(RuleError::Lease(LimitError::LeaseNotSupported(limit.algorithm())));
+    }
     match rule.lease {
         None if rule.lease_for.is_some() && limit.lease().is_none() && !has_override => {
             Err(RuleError::LeaseForWithoutLease)
@@ -343,15 +349,30 @@ fn check_override(other: &Override, limit: &Limit) -> Result<(), OverrideError> 
     if let Some(burst) = other.burst {
         changed.with_burst(burst).map_err(OverrideError::Limit)?;
     }
-    if let Some(lease) = other.lease.filter(|lease| !lease.is_none())
-        && lease.units_of(amount) == 0
-    {
-        return Err(OverrideError::LeaseTooSmall { lease, amount });
+    if let Some(lease) = other.lease.filter(|lease| !lease.is_none()) {
+        if lease.units_of(amount) == 0 {
+            return Err(OverrideError::LeaseTooSmall { lease, amount });
+        }
+        check_lease_support(limit)?;
+    }
+    if other.lease_for.is_some() {
+        check_lease_support(limit)?;
     }
     if other.unlimited == Some(true) && other.blocked == Some(true) {
         return Err(OverrideError::UnlimitedAndBlocked);
     }
     Ok(())
+}
+
+/// Returns whether a limit of this kind can have a lease.
+fn check_lease_support(limit: &Limit) -> Result<(), OverrideError> {
+    if !limit.algorithm().properties().has_window {
+        Err(OverrideError::Lease(LimitError::LeaseNotSupported(limit.algorithm())))
+    } else if limit.releases_expired() {
+        Err(OverrideError::Lease(LimitError::LeaseWithRelease))
+    } else {
+        Ok(())
+    }
 }
 
 /// Returns the window of a rule with this limit under an override.

@@ -9,6 +9,8 @@ mod conformance;
 mod connection;
 mod group;
 mod histories;
+mod hold_rules;
+mod label_holds;
 mod lease_simulation;
 mod leases;
 mod limiter;

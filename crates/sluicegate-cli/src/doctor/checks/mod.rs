@@ -200,6 +200,7 @@ pub(crate) mod tests {
             rights: Rights {
                 user: Ok(user),
                 needed: Vec::new(),
+                holds: Vec::new(),
                 dangerous: Vec::new(),
                 other_keys: Permission::Denied,
             },

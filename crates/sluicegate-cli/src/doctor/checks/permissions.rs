@@ -23,6 +23,7 @@ pub(super) fn check(rights: &Rights, context: &Context<'_>) -> Vec<Finding> {
         return vec![finding];
     }
     let mut findings = vec![needed(&rights.needed, &shown, name)];
+    findings.extend(holds(&rights.holds, &shown, name));
     findings.push(excess(rights, &shown, context.prefix));
     if let Ok(user) = &rights.user
         && user.needs_no_password
@@ -60,6 +61,19 @@ fn needed(needed: &[Right], shown: &str, name: Option<&str>) -> Finding {
         );
     }
     Finding::fine("permissions", format!("{shown} has the required permissions"))
+}
+
+/// Reports missing permissions that only holds need.
+fn holds(needed: &[Right], shown: &str, name: Option<&str>) -> Option<Finding> {
+    let missing = with(needed, Permission::Denied);
+    let grants: Vec<String> = missing.iter().map(|command| format!("+{command}")).collect();
+    let name = name.unwrap_or("NAME");
+    (!missing.is_empty()).then(|| {
+        let what = format!("{shown} lacks permissions for holds: {}", missing.join(", "));
+        Finding::advice("hold-permissions", what)
+            .why("holds and concurrency rules fail, and the failure policies decide")
+            .remedy(format!("to use holds, ACL SETUSER {name} {}", grants.join(" ")), see::USER)
+    })
 }
 
 /// The ACL rule of a user with all commands.
@@ -120,6 +134,7 @@ mod tests {
         let rights = Rights {
             user: user.ok_or(denied),
             needed: right("eval", needed),
+            holds: right("zrem", Granted),
             dangerous: right("flushall", flush),
             other_keys,
         };
@@ -146,6 +161,8 @@ mod tests {
             found(Some(("+@all", false)), Granted, Unknown, Granted),
             [(Problem, "excess-permissions")]
         );
+        let lacks = holds(&[Right { command: "zrem", permission: Denied }], "it", Some("me")).unwrap();
+        assert_eq!((lacks.severity, &*lacks.remedy), (Advice, "to use holds, ACL SETUSER me +zrem"));
         let open = [(Problem, "excess-permissions"), (Problem, "no-password")];
         assert_eq!(found(Some(("+@all", true)), Granted, Granted, Granted), open);
     }

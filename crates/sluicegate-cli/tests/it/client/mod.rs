@@ -4,11 +4,13 @@
 //! * `server_and_store`: a server and a store give the same responses
 //! * `errors`: error messages state the fix
 //! * `health`: the readiness of a server
+//! * `holds`: holds are made, settled, released and renewed
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
 mod errors;
 mod health;
+mod holds;
 mod responses;
 mod server_and_store;
 

@@ -2,6 +2,7 @@
 //!
 //! * `live_updates`: charts, rules and keys under load; a store outage; a restart of the server
 //! * `try_it`: requests from the page, and the explanation of a denial
+//! * `holds`: holds from the page
 //! * `appearance`: themes, narrow screens, keyboard use
 //! * `tokens`: permissions
 //! * `screenshots`: images of the documentation
@@ -13,6 +14,7 @@
 
 mod appearance;
 mod browser;
+mod holds;
 mod live_updates;
 mod load;
 mod screenshots;

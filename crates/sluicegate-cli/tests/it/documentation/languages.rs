@@ -1,6 +1,8 @@
 //! The Lua script in other languages: the programs of `docs/examples` and the server make the same decisions with shared
 //! counters.
 
+mod holds;
+
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
@@ -87,10 +89,14 @@ impl Deployment {
         );
         for algorithm in ALGORITHMS {
             rules += &format!(
-                "[[rule]]\nname = \"{algorithm} of user\"\nwhen = {{ about = [\"{algorithm}\", \"all\"] }}\n\
+                "[[rule]]\nname = \"{algorithm} of user\"\nwhen = {{ about = [\"{algorithm}\", \"all\", \"everything\"] }}\n\
                  per = [\"user\"]\nalgorithm = \"{algorithm}\"\namount = {AMOUNT}\nwindow = \"{WINDOW_MS}ms\"\n"
             );
         }
+        rules += &format!(
+            "[[rule]]\nname = \"concurrency of user\"\nwhen = {{ about = [\"concurrency\", \"everything\"] }}\n\
+             per = [\"user\"]\nalgorithm = \"concurrency\"\namount = {AMOUNT}\n"
+        );
         fs::write(home.path().join("sluicegate.toml"), rules).unwrap();
         let mut serve = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
         let mut server =
@@ -122,6 +128,13 @@ impl Deployment {
             }
             Subject::AllRules { user } => json!({"labels": {"about": "all", "user": user}, "cost": cost}),
         };
+        let decision = self.post(operation, &request);
+        assert_eq!(decision["source"], "store", "{decision}");
+        ComparableDecision::new(&decision, "_ms", 1000)
+    }
+
+    /// Sends a request to the server, and returns the body of the response.
+    fn post(&self, operation: &str, request: &Value) -> Value {
         let body = request.to_string();
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -131,10 +144,7 @@ impl Deployment {
         let mut response = String::new();
         stream.read_to_string(&mut response).unwrap();
         let body = response.split_once("\r\n\r\n").unwrap().1;
-        let decision: Value =
-            serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"));
-        assert_eq!(decision["source"], "store", "{decision}");
-        ComparableDecision::new(&decision, "_ms", 1000)
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"))
     }
 
     fn call_program(&mut self, operation: &str, subject: Subject<'_>, cost: u64) -> ComparableDecision {

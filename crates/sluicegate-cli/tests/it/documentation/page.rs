@@ -152,7 +152,13 @@ fn send_request(session: &mut Session, value: &Value, place: &str) {
     if !(has("labels") || has("checks") || (has("key") && has("limit"))) {
         return;
     }
-    let call = if has("rules") || has("at_us") { "refund" } else { "check" };
+    let call = if has("rules") || has("at_us") {
+        "refund"
+    } else if has("id") {
+        "hold"
+    } else {
+        "check"
+    };
     session.need_server();
     session.write("body.json", &value.to_string());
     run_successfully(

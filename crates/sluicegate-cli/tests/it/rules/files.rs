@@ -253,9 +253,50 @@ fn explain_lists_applying_rules_and_reasons_for_the_others() {
     let (_, report) = explain(&["user=42", "--cost", "requests=3", "--json"]).json();
     let limit =
         json!({"algorithm": "token-bucket", "amount": 10, "window": "1s", "capacity": 20, "shadow": false});
-    let applies = json!([{"rule": "api-per-user", "key": "api-per-user:42", "limit": limit, "unit": "requests", "cost": 3, "denies": null}]);
+    let holds = json!({"required": false, "on_expiry": "charge", "max_excess": 20});
+    let applies = json!([{"rule": "api-per-user", "key": "api-per-user:42", "limit": limit, "unit": "requests", "cost": 3, "denies": null, "holds": holds}]);
     assert_eq!(report["applies"], applies);
     assert_eq!(report["others"][0]["because"], "label route is missing, required login");
+}
+
+#[test]
+fn explain_shows_what_happens_to_holds() {
+    let home = ConfigDir::new(
+        "[[rule]]\nname = \"in-flight\"\nalgorithm = \"concurrency\"\namount = 10\nhold = \"id\"\n\
+         [[rule]]\nname = \"tokens\"\namount = 5\nwindow = \"1m\"\nttl = \"30s\"\non_expiry = \"release\"\nmax_excess = 2\n\
+         [[rule]]\nname = \"plain\"\namount = 5\nwindow = \"1m\"\n",
+    );
+    let explained = run(&mut sluicegate(&["rules", "explain", &file(&home), "id=7"]));
+    assert_eq!(
+        explained.lines()[3..],
+        [
+            "  in-flight: 10 at one time (concurrency)",
+            "    cost 1 (requests)  counter in-flight:*",
+            "    requires a hold, which expires after 1m, or the ttl of another rule, and is then released; id in label id",
+            "  tokens: 5 per 1m (token-bucket)",
+            "    cost 1 (requests)  counter tokens:*",
+            "    a hold expires after 30s and is then released; settling charges up to 2 more than the estimate",
+            "  plain: 5 per 1m (token-bucket)",
+            "    cost 1 (requests)  counter plain:*",
+        ],
+        "{explained:?}"
+    );
+    let (_, report) = run(&mut sluicegate(&["rules", "explain", &file(&home), "id=7", "--json"])).json();
+    let in_flight = json!({"required": true, "on_expiry": "release", "label": "id"});
+    assert_eq!(report["applies"][0]["holds"], in_flight);
+    assert_eq!(report["applies"][0]["limit"].get("window"), None);
+}
+
+#[test]
+fn a_rule_that_proxies_skip_is_a_warning() {
+    let rule = "[[rule]]\nname = \"in-flight\"\nalgorithm = \"concurrency\"\namount = 10\n";
+    let home = ConfigDir::new(rule);
+    let checked = run(&mut sluicegate(&["rules", "check", &file(&home)]));
+    let warning =
+        "rule \"in-flight\": forward-auth and Envoy calls without the id of a hold skip this rule: set hold";
+    assert!(checked.code == Some(1) && checked.out.contains(warning), "{checked:?}");
+    home.write("sluicegate.toml", format!("{rule}hold = \"request_id\"\n"));
+    assert_eq!(run(&mut sluicegate(&["rules", "check", &file(&home)])).code, Some(0));
 }
 
 #[test]

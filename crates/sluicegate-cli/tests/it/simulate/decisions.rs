@@ -57,6 +57,29 @@ fn a_log_counted_by_hand_has_the_expected_report() {
 }
 
 #[test]
+fn rules_that_count_requests_in_flight_are_left_out_and_named() {
+    let in_flight = "[[rule]]\nname = \"in-flight\"\nalgorithm = \"concurrency\"\namount = 1\n";
+    let rate = "[[rule]]\nname = \"rate\"\nalgorithm = \"fixed-window\"\namount = 2\nwindow = \"1h\"\n";
+    let hits = [0, 1, 2].map(|second| Hit::new(second, "10.0.0.1", "/"));
+    let dir = TestDir::new();
+    dir.write("access.log", combined(&hits)).write("rules.toml", format!("{in_flight}{rate}"));
+    let arguments = ["--config", "rules.toml", "--log", "access.log", "--curve", "--html", "report.html"];
+    let report = dir.json(&arguments);
+    assert_eq!(
+        (&report["rules"]["denied"], &report["rules"]["not_simulated"]),
+        (&json!(1), &json!(["in-flight"]))
+    );
+    let note = "not simulated, because a log does not contain when requests end: in-flight (concurrency)";
+    let html = std::fs::read_to_string(dir.path("report.html")).unwrap();
+    assert!(dir.text(&arguments).contains(note) && html.contains(note));
+    dir.write("rules.toml", rate);
+    assert!(dir.json(&arguments)["rules"].get("not_simulated").is_none());
+    dir.write("rules.toml", in_flight);
+    let error = dir.error(&arguments);
+    assert!(error.contains("rules.toml has only concurrency rules: a log does not contain when"), "{error}");
+}
+
+#[test]
 fn calendar_windows_end_at_midnight_of_their_zone() {
     let rules = |zone: &str| {
         format!(

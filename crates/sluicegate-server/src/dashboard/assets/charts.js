@@ -20,6 +20,10 @@ function layersOf(view, seconds) {
       outcome('errors', 'errors', (second) => second.errors),
     ];
   }
+  if (view === 'holds') {
+    const of = (label, field, color) => ({ label, color: LINES[color], of: (second) => second.holds?.[field] ?? 0 });
+    return [of('made', 'held', 0), of('settled or released', 'ended', 2), of('expired', 'expired', 1), of('settled late', 'late', 3), of('unknown', 'unknown', 7), of('queued', 'queued', 4)];
+  }
   const of = (name, field) => (second) => {
     const rule = second.rules.find((rule) => rule.rule === name);
     return rule ? field(rule) : 0;

@@ -50,9 +50,10 @@ export function clock(ms) {
   return new Date(ms).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' });
 }
 
-// Describes the window of a limit, with the zone and the first day of a calendar window.
-export function windowText({ window, zone, anchor }) {
-  let text = window;
+// Describes the period of a limit, with the zone and the first day of a calendar window. Requests in flight have none.
+export function periodText({ window, zone, anchor }) {
+  if (!window) return 'in flight';
+  let text = `per ${window}`;
   if (zone) text += ` in ${zone}`;
   if (anchor && anchor !== 1 && anchor !== 'monday') text += typeof anchor === 'number' ? ` from day ${anchor}` : ` from ${anchor}`;
   return text;

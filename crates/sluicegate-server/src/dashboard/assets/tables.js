@@ -1,6 +1,6 @@
 // The tables of active rules and heavy hitters.
 
-import { count, element, share, windowText } from './format.js';
+import { count, element, periodText, share } from './format.js';
 
 const SHOWN_KEYS = 10;
 const need = (what) => element('p', { class: 'fine' }, `${what} need a token with the scope `, element('code', {}, 'admin'), '.');
@@ -8,8 +8,12 @@ const need = (what) => element('p', { class: 'fine' }, `${what} need a token wit
 // Describes a rule in one line.
 export function summary(rule) {
   const unit = rule.unit === 'requests' ? '' : ` ${rule.unit}`;
-  let text = `${count(rule.amount)}${unit} per ${windowText(rule)}`;
+  let text = `${count(rule.amount)}${unit} ${periodText(rule)}`;
   if (rule.burst !== null && rule.burst !== rule.amount) text += `, burst ${count(rule.burst)}`;
+  if (rule.ttl) text += `, holds expire after ${rule.ttl}`;
+  if (rule.on_expiry === 'release' && rule.window) text += ', expired holds are refunded';
+  if (rule.max_excess !== undefined) text += `, at most ${count(rule.max_excess)} more than held`;
+  if (rule.hold) text += `, hold id in ${rule.hold}`;
   if (rule.per.length > 0) text += `, per ${rule.per.join(' and ')}`;
   return text;
 }

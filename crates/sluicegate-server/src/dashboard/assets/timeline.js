@@ -12,6 +12,12 @@ const RIGHT = 8;
 // The counted units from now on, as points of a line: [milliseconds from now, units].
 function ahead(snapshot, endMs) {
   const ms = (us) => (us - snapshot.at_us) / 1000;
+  if (snapshot.kind === 'concurrency') {
+    // Of the holds, only the first and the last expiry are known.
+    const { from_us, until_us, units } = snapshot.live;
+    const [first, last] = units > 0 ? [Math.max(0, ms(from_us)), Math.max(0, ms(until_us))] : [0, 0];
+    return [[0, units], [first, units], [last, 0], [Math.max(endMs, last), 0]];
+  }
   if (snapshot.kind === 'token-bucket') {
     const empty = snapshot.drains_per_second > 0 ? (snapshot.level / snapshot.drains_per_second) * 1000 : endMs;
     return [[0, snapshot.level], [empty, 0], [Math.max(endMs, empty), 0]];
@@ -60,12 +66,18 @@ function behind(snapshot, startMs) {
   return points;
 }
 
+// The length of the window. That of a calendar window is its current period, and that of requests in flight the time until all expire.
+function lengthMs(snapshot, limit) {
+  if (snapshot.kind === 'concurrency') return Math.max(1000, (snapshot.live.until_us - snapshot.at_us) / 1000);
+  if (limit.zone) return (snapshot.window.until_us - snapshot.window.from_us) / 1000;
+  return windowMillis(limit.window);
+}
+
 // Draws one counter; `width` is in pixels.
 export function timeline({ snapshot, limit, cost, state, retryMs, never, fits, another }, width) {
-  // a calendar window has the length of its current period
-  const windowMs = limit.zone ? (snapshot.window.until_us - snapshot.window.from_us) / 1000 : windowMillis(limit.window);
+  const windowMs = lengthMs(snapshot, limit);
   const resetMs = state.reset_after_ms;
-  const startMs = snapshot.kind === 'token-bucket' ? -0.12 * Math.max(resetMs, windowMs * 0.2) : snapshot.kind === 'sliding-counter' ? Math.min(-windowMs * 0.5, (snapshot.previous.from_us - snapshot.at_us) / 1000) : -windowMs;
+  const startMs = snapshot.kind === 'token-bucket' || snapshot.kind === 'concurrency' ? -0.12 * Math.max(resetMs, windowMs * 0.2) : snapshot.kind === 'sliding-counter' ? Math.min(-windowMs * 0.5, (snapshot.previous.from_us - snapshot.at_us) / 1000) : -windowMs;
   const endMs = Math.max(resetMs, retryMs ?? 0, windowMs * 0.12) * 1.06;
   const line = ahead(snapshot, endMs);
   const used = line[0][1];
@@ -143,6 +155,7 @@ export function caption(snapshot, limit) {
   }
   if (snapshot.kind === 'sliding-counter') return 'The current window counts in full, the previous one in proportion to its overlap with the sliding window.';
   if (snapshot.kind === 'fixed-window') return 'All units count until the window ends.';
+  if (snapshot.kind === 'concurrency') return 'Holds count until they are settled or released. Without that, they expire between the two ends of the slope.';
   return `The level drains by ${count(snapshot.drains_per_second)} per second; a request fits as soon as the level plus its cost is within the limit.`;
 }
 

@@ -2,7 +2,7 @@
 
 import { ApiError, headers, apiError } from './live.js';
 import { caption, timeline } from './timeline.js';
-import { clock, count, duration, element, windowText } from './format.js';
+import { clock, count, duration, element, periodText } from './format.js';
 
 // Parses `name=value` pairs, separated by spaces or commas; values can be quoted.
 export function readLabels(text) {
@@ -38,6 +38,13 @@ async function call(name, body) {
   const response = await fetch(`/v1/${name}`, { method: 'POST', headers: headers({ 'content-type': 'application/json' }), body: JSON.stringify(body) });
   if (!response.ok) throw await apiError(response);
   return response.json();
+}
+
+// Describes the live holds of a counter.
+function liveHolds({ state, snapshot }) {
+  const { count: number, units, oldest_us } = state.holds;
+  const age = Math.max(0, (snapshot.at_us - oldest_us) / 1000);
+  return `${count(number)} live ${number === 1 ? 'hold' : 'holds'} of ${count(units)} ${units === 1 ? 'unit' : 'units'}, the oldest made ${duration(age)} ago.`;
 }
 
 export class Try {
@@ -83,9 +90,10 @@ export class Try {
       const explanation = await call('explain', body);
       if (sequence !== this.sequence) return;
       this.explanation = explanation;
-      // After a check, the explanation describes the next request.
-      this.another = name === 'check';
+      // After a charge, the explanation describes the next request.
+      this.another = name === 'check' || name === 'hold';
       this.showDecision(name, answer ?? this.explanation.decision);
+      if (answer?.token) this.offerRelease(answer, body);
       this.explain();
     } catch (error) {
       if (sequence !== this.sequence) return;
@@ -104,9 +112,29 @@ export class Try {
     this.verdict.replaceChildren(element('strong', {}, title), element('p', {}, detail));
   }
 
+  // Adds when a hold expires, and a button that releases it.
+  offerRelease({ token, expires_at_us }, body) {
+    if (expires_at_us === undefined) return;
+    const release = async () => {
+      const sequence = (this.sequence = (this.sequence ?? 0) + 1);
+      try {
+        const { outcome } = await call('release', { token });
+        const explanation = await call('explain', body);
+        if (sequence !== this.sequence) return;
+        this.explanation = explanation;
+        this.show('good', `Hold: ${outcome}`, outcome === 'released' ? 'Its estimate was refunded.' : 'Nothing was refunded.');
+        this.explain();
+      } catch (error) {
+        if (sequence === this.sequence) this.show('warn', 'No response', error.message);
+      }
+    };
+    const button = element('button', { type: 'button', onclick: release }, 'Release');
+    this.verdict.append(element('p', {}, `Held until ${clock(expires_at_us / 1000)}. `, button));
+  }
+
   showDecision(name, answer) {
     const { allowed, rule, remaining, limit, retry_after_ms: wait, never, source, at_us } = answer;
-    const checked = name === 'check';
+    const checked = name === 'check' || name === 'hold';
     const degraded = { open: 'Decided without the store: allowed without counting. ', closed: 'Decided without the store: denied by a rule that fails closed. ', fallback: 'Decided without the store, by this server’s share of the limit. ' }[source] ?? '';
     if (rule === null && allowed) {
       return this.show('good', checked ? 'Allowed' : 'Would be allowed', degraded || 'No rule applies to this request, so nothing is counted.');
@@ -128,7 +156,7 @@ export class Try {
       const tier = decision.tiers.find((tier) => tier.rule === applying.rule);
       const allowed = tier ? tier.allowed : applying.limit !== null;
       const tags = [];
-      if (applying.limit) tags.push(element('span', { class: 'tag' }, `${applying.limit.algorithm} · ${count(applying.limit.amount)} per ${windowText(applying.limit)}`));
+      if (applying.limit) tags.push(element('span', { class: 'tag' }, `${applying.limit.algorithm} · ${count(applying.limit.amount)} ${periodText(applying.limit)}`));
       if (applying.limit?.shadow) tags.push(element('span', { class: 'tag warn' }, 'shadow: never denies'));
       tags.push(element('span', { class: allowed ? 'tag good' : 'tag bad' }, `${this.another ? 'next request ' : ''}${allowed ? 'fits' : 'does not fit'}`));
       const drawing = applying.snapshot && applying.state && timeline({ ...applying, another: this.another, retryMs: tier?.retry_after_ms ?? null, never: tier?.never ?? false, fits: allowed }, width);
@@ -136,6 +164,7 @@ export class Try {
         element('h3', {}, applying.rule ?? 'key', ...tags),
         element('p', { class: 'fine' }, this.another ? 'Next request: ' : '', applying.arithmetic, '.'),
         applying.state?.leased > 0 && element('p', { class: 'fine' }, `${count(applying.state.leased)} of the used units are leased: charged in advance and not spent yet.`),
+        applying.state?.holds && element('p', { class: 'fine' }, liveHolds(applying)),
         applying.key && element('p', { class: 'fine mono' }, applying.key),
         drawing,
         drawing && element('p', { class: 'fine' }, caption(applying.snapshot, applying.limit)));

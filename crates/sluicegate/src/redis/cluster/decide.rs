@@ -207,10 +207,12 @@ fn is_hold_error(outcome: HoldOutcome) -> bool {
 
 /// Returns which parts of a denied hold are taken back. One that was half made before is taken back as well, unless its id belongs to
 /// another hold.
-fn hold_denial(progress: &Progress) -> HoldDenial {
+fn hold_denial(check: &Check, progress: &Progress) -> HoldDenial {
     let reserved = || progress.reserved.iter().flatten();
     let mut outcomes = reserved().flat_map(|part| &part.answers).map(|answer| answer.hold.outcome);
-    let outcomes: &[HoldOutcome] = if outcomes.any(|outcome| outcome == HoldOutcome::Conflict) {
+    let needs_new_id = check.hold().is_some_and(|hold| hold.operation.needs_new_id());
+    let outcomes: &[HoldOutcome] = if needs_new_id || outcomes.any(|outcome| outcome == HoldOutcome::Conflict)
+    {
         &[HoldOutcome::Held]
     } else {
         &[HoldOutcome::Held, HoldOutcome::Repeated]
@@ -317,7 +319,7 @@ impl Batch {
     async fn settle(&self, progress: Vec<Progress>) -> Each {
         let mut open: BTreeMap<u16, Vec<(PartIndex, FollowUp)>> = BTreeMap::new();
         for (check_index, (check, parts)) in self.checks.iter().zip(&self.split).enumerate() {
-            let denial = hold_denial(&progress[check_index]);
+            let denial = hold_denial(check, &progress[check_index]);
             let Progress { outcome, peeked, reserved, granted, error } = &progress[check_index];
             if outcome.is_some() || !reserves(check, parts) {
                 continue;

@@ -174,7 +174,7 @@ impl Part {
         };
         let places: Vec<usize> = (0..self.tiers.len()).filter(is_made).collect();
         let until = reserved.map_or(denial.at, |reserved| Some(reserved.at));
-        let (HoldOperation::Hold { ttl }, [_, ..], Some(until)) = (hold.operation, &*places, until) else {
+        let (Some(ttl), [_, ..], Some(until)) = (hold.operation.new_ttl(), &*places, until) else {
             return Vec::new();
         };
         let tiers: Vec<usize> = places.iter().map(|place| self.tiers[*place]).collect();

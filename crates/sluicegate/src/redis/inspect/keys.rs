@@ -230,7 +230,7 @@ impl InspectedServer {
     }
 
     /// Sends one command per key: on a Cluster, keys of several slots cannot share a command.
-    async fn of_each(&self, command: &str, names: &[Vec<u8>]) -> Result<Vec<Value>, StoreError> {
+    pub(super) async fn of_each(&self, command: &str, names: &[Vec<u8>]) -> Result<Vec<Value>, StoreError> {
         let mut requests = redis::pipe();
         for name in names {
             requests.cmd(command).arg(name);
@@ -239,7 +239,11 @@ impl InspectedServer {
     }
 
     /// Returns the replies to several requests, or the first error.
-    async fn replies(&self, requests: &redis::Pipeline, count: usize) -> Result<Vec<Value>, StoreError> {
+    pub(super) async fn replies(
+        &self,
+        requests: &redis::Pipeline,
+        count: usize,
+    ) -> Result<Vec<Value>, StoreError> {
         let replies = self.outcomes(requests, count).await?;
         replies
             .into_iter()

@@ -1,8 +1,10 @@
 //! Inspection of the servers, for tools: version, configuration, permissions and keys.
 //!
 //! It returns facts without evaluating them. It does not interfere with decisions: it uses its own connections, one request at a time,
-//! with a timeout. Only [`InspectedServer::remove_expired`] and [`InspectedServer::set_ttl`] change anything.
+//! with a timeout. Only [`InspectedServer::remove_expired`], [`InspectedServer::set_ttl`] and [`InspectedServer::repair_holds`] change
+//! anything.
 
+mod holds;
 mod keys;
 mod rights;
 
@@ -14,6 +16,7 @@ use sluicegate_core::Timestamp;
 use tokio::time::{Instant, timeout};
 
 pub use self::{
+    holds::{CounterHolds, ExpiredHolds},
     keys::{FoundKey, KeyKind, KeyPages, PAGE},
     rights::{AclSubject, Permission, Right, Rights, User},
 };

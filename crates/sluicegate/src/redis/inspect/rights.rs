@@ -34,6 +34,16 @@ const NEEDED: [(&str, &str, Where); 20] = [
     ("asking", "ASKING", Where::Clusters),
 ];
 
+/// The further commands of holds.
+const HOLDS: [(&str, &str); 6] = [
+    ("del", "DEL KEY"),
+    ("zcount", "ZCOUNT KEY 0 0"),
+    ("zrangebyscore", "ZRANGEBYSCORE KEY 0 0"),
+    ("zrem", "ZREM KEY x"),
+    ("zrevrange", "ZREVRANGE KEY 0 0"),
+    ("zscore", "ZSCORE KEY x"),
+];
+
 /// Commands that the user of a limiter should not have. Only the last one is ever sent: no server has that setting.
 const DANGEROUS: [(&str, &str); 5] = [
     ("flushall", "FLUSHALL"),
@@ -69,6 +79,8 @@ pub struct Rights {
     pub user: Result<User, StoreError>,
     /// The permissions that the limiter needs.
     pub needed: Vec<Right>,
+    /// The further permissions that holds and concurrency limits need.
+    pub holds: Vec<Right>,
     /// Dangerous permissions.
     pub dangerous: Vec<Right>,
     /// Whether it may read keys with another prefix.
@@ -117,13 +129,12 @@ impl InspectedServer {
         let mut needed = Vec::new();
         for (command, words, place) in NEEDED {
             if self.is_at(place) {
-                let request = self.request(words);
-                let permission = match whose {
-                    AclSubject::Own => permission(self.ask(&request).await),
-                    AclSubject::Of(name) => self.dry_run(name, words).await,
-                };
-                needed.push(Right { command, permission });
+                needed.push(Right { command, permission: self.permission(whose, words).await });
             }
+        }
+        let mut holds = Vec::new();
+        for (command, words) in HOLDS {
+            holds.push(Right { command, permission: self.permission(whose, words).await });
         }
         let mut dangerous = Vec::new();
         for (command, words) in DANGEROUS {
@@ -141,7 +152,15 @@ impl InspectedServer {
             AclSubject::Own => permission(self.ask(&self.request(&elsewhere)).await),
             AclSubject::Of(name) => self.dry_run(name, &elsewhere).await,
         };
-        Rights { user, needed, dangerous, other_keys }
+        Rights { user, needed, holds, dangerous, other_keys }
+    }
+
+    /// Returns whether a user may run a command that changes nothing.
+    async fn permission(&self, whose: AclSubject<'_>, words: &str) -> Permission {
+        match whose {
+            AclSubject::Own => permission(self.ask(&self.request(words)).await),
+            AclSubject::Of(name) => self.dry_run(name, words).await,
+        }
     }
 
     fn is_at(&self, place: Where) -> bool {
@@ -246,7 +265,9 @@ mod tests {
             PAGE.lines().find(|line| line.starts_with("user sluicegate on >change-me ~sg1:*")).unwrap();
         let documented: BTreeSet<&str> = line.split(' ').filter_map(|word| word.strip_prefix('+')).collect();
         // the client name is optional
-        let needed = NEEDED.iter().map(|(command, ..)| *command).chain(["client|setname"]).collect();
+        let holds = HOLDS.iter().map(|(command, _)| *command);
+        let needed =
+            NEEDED.iter().map(|(command, ..)| *command).chain(holds).chain(["client|setname"]).collect();
         assert_eq!(documented, needed);
     }
 }

@@ -152,9 +152,10 @@ if has_holds then
     end
   end
 
-  -- Returns whether a record is that of a live hold with this cost.
-  local function is_repeated(record, cost)
-    return not record.is_settled and record.expires > now and record.units == cost
+  -- Returns whether a hold repeats the live one of a record. One whose id must be new never does.
+  local function is_repeated(group, tier, record)
+    return group.operation ~= HOLD_NEW and not record.is_settled and record.expires > now
+      and record.units == group.costs[tier]
   end
 
   -- Answers a hold that conflicts with another one of the same id.
@@ -163,7 +164,7 @@ if has_holds then
       local record = known[tier]
       if not record then
         reply(NO_ANSWER, NOT_HELD)
-      elseif is_repeated(record, group.costs[tier]) then
+      elseif is_repeated(group, tier, record) then
         reply(record.answer, REPEATED, record)
       else
         reply(NO_ANSWER, CONFLICT, record)
@@ -237,7 +238,7 @@ if has_holds then
   -- Decides a check, or a hold, at the counters that do not know it yet. If they admit it, it is complete; otherwise it is taken back where it
   -- is known.
   local function decide_unknown(group, first, count, known)
-    local is_check, passes, released, full, is_full = group.operation == CHECK, {}, {}, {}, false
+    local is_check, passes, released, full, is_full = group.operation ~= PEEK, {}, {}, {}, false
     local granted = is_check and count or 0
     for tier = 1, group.tiers do
       if not known[tier] then
@@ -274,7 +275,7 @@ if has_holds then
         unreadable[tier] = record == false
       end
       known[tier], is_unreadable = record, is_unreadable or unreadable[tier]
-      has_conflict = has_conflict or (record and not is_repeated(record, group.costs[tier]))
+      has_conflict = has_conflict or (record and not is_repeated(group, tier, record))
     end
     if is_unreadable then
       reply_unreadable(unreadable)
@@ -357,7 +358,7 @@ if has_holds then
   end
 
   function decide_held(group, first, count)
-    if group.operation <= PEEK then
+    if group.operation <= PEEK or group.operation == HOLD_NEW then
       hold(group, first, count)
     else
       adjust(group, first)

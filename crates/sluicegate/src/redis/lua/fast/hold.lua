@@ -247,7 +247,8 @@ if has_holds then
   -- Decides a group of holds. Reads each check from the plan; ../hold_groups.lua has the format.
   function decide_held_group(group_number, group)
     local tiers, position, operation = group.tiers, group.position, group.operation
-    local is_hold, is_fast = operation == CHECK, operation == CHECK or operation == SETTLE
+    local is_hold = operation == CHECK or operation == HOLD_NEW
+    local is_fast = is_hold or operation == SETTLE
     for tier = 1, tiers do
       local limit = group.terms[tier]
       local flags = limit.code == CONCURRENCY and RELEASE or 0

@@ -1,0 +1,133 @@
+/**
+ * The operations on holds. Each is idempotent: the client chooses the id, and ends a hold at most once.
+ */
+
+import type { CallOptions, CheckOptions } from "./client.js";
+import type { Decision } from "./decision.js";
+import { SluicegateError, UnavailableError } from "./errors.js";
+import { Hold, type HoldCaller } from "./hold.js";
+import {
+  type HoldAdjustment,
+  type HoldAnswer,
+  holdReader,
+  referenceTo,
+  releaseOf,
+  validId,
+  validTtl,
+} from "./hold-request.js";
+import { type Request, type RequestBody, requestBody } from "./request.js";
+import { readSettlement, type Settlement } from "./settlement.js";
+import { SettlementQueue } from "./settlement-queue.js";
+
+/** The deadline of each attempt in the background. */
+const BACKGROUND_DEADLINE_MS = 1000;
+
+const QUEUED: Settlement = { outcome: "queued", tiers: [] };
+
+/** The settings of a hold. */
+export interface HoldOptions extends CheckOptions {
+  /**
+   * The id of the hold, of at most 128 bytes; a random one by default. The same id again, while the hold is live, gets the first
+   * answer.
+   */
+  id?: string | undefined;
+  /** The time until the hold expires; by default the shortest `ttl` of the rules, or 60 s. */
+  ttlMs?: number | undefined;
+}
+
+/** One call of the API. */
+export interface HoldOperation<T> {
+  path: string;
+  body: RequestBody;
+  read(body: unknown): T | null;
+}
+
+/** What the operations need of the client. */
+export interface HoldPort {
+  /** Sends a call unless the circuit breaker is open, and once more if its connection is lost. */
+  callWithBreaker<T>(operation: HoldOperation<T>, options: CallOptions): Promise<T>;
+  /** Sends a call in any case, and once more if its connection is lost. */
+  callAlways<T>(operation: HoldOperation<T>, options: CallOptions): Promise<T>;
+  /** Reports an error that the failure policy hides. Throws it if it is of another kind. */
+  decideDespite(error: unknown, request: Request, options: CheckOptions): Decision;
+  report(error: SluicegateError): void;
+}
+
+/** Makes holds, and settles, releases and renews them. */
+export class HoldCalls implements HoldCaller {
+  readonly #port: HoldPort;
+  readonly #queue: SettlementQueue;
+
+  constructor(port: HoldPort) {
+    this.#port = port;
+    this.#queue = new SettlementQueue({
+      send: (adjustment) => port.callAlways(operationOf(adjustment), { deadlineMs: BACKGROUND_DEADLINE_MS }),
+      dropped: (error) => this.reportUnsettled(error),
+    });
+  }
+
+  /** Makes a hold. If the server does not answer in time, the failure policy decides. */
+  async hold(request: Request, options: HoldOptions): Promise<Hold> {
+    const id = validId(options.id);
+    const body: RequestBody = { ...requestBody(request), id };
+    if (options.ttlMs !== undefined) body.ttl_ms = validTtl(options.ttlMs);
+    if (options.headers === true) body.headers = true;
+    const operation = { path: "/v1/hold", body, read: holdReader(options.ttlMs) };
+    return new Hold(await this.#answer(operation, request, id, options), request.cost ?? 1, this);
+  }
+
+  async #answer(
+    operation: HoldOperation<HoldAnswer>,
+    request: Request,
+    id: string,
+    options: HoldOptions,
+  ): Promise<HoldAnswer> {
+    try {
+      return await this.#port.callWithBreaker(operation, options);
+    } catch (error) {
+      const isAborted = !(error instanceof SluicegateError);
+      let reference = isAborted || isAmbiguous(error) ? referenceTo(request, id) : null;
+      // the server may have admitted it
+      if (isAborted && reference !== null) this.#queue.add(releaseOf(reference));
+      const decision = this.#port.decideDespite(error, request, options);
+      if (!decision.allowed && reference !== null) {
+        this.#queue.add(releaseOf(reference));
+        reference = null;
+      }
+      const ttlMs = options.ttlMs ?? null;
+      return { decision, id, token: null, expiresAtUs: null, isRepeated: false, reference, ttlMs };
+    }
+  }
+
+  /** Settles, releases or renews a hold. What ends it is repeated in the background if the server does not answer. */
+  async adjust(adjustment: HoldAdjustment, options: CallOptions = {}): Promise<Settlement> {
+    const operation = operationOf(adjustment);
+    if (adjustment.operation === "renew") return this.#port.callAlways(operation, options);
+    try {
+      return await this.#port.callWithBreaker(operation, options);
+    } catch (error) {
+      const isAborted = !(error instanceof SluicegateError);
+      const isQueued = (isAborted || isUnavailable(error)) && this.#queue.add(adjustment);
+      if (isQueued && !isAborted) return QUEUED;
+      throw error;
+    }
+  }
+
+  reportUnsettled(error: SluicegateError): void {
+    const message = `${error.message}; the hold was not settled, and counts until it expires`;
+    this.#port.report(new SluicegateError(error.code, message, error));
+  }
+}
+
+function operationOf({ operation, body }: HoldAdjustment): HoldOperation<Settlement> {
+  return { path: `/v1/${operation}`, body, read: readSettlement };
+}
+
+function isUnavailable(error: unknown): error is UnavailableError {
+  return error instanceof UnavailableError && error.code !== "closed";
+}
+
+/** Returns whether the server may have run a call. */
+function isAmbiguous(error: unknown): boolean {
+  return isUnavailable(error) && error.mayHaveRun;
+}

@@ -1,0 +1,237 @@
+/**
+ * Holds: admitted requests whose cost is an estimate until they are settled.
+ */
+
+import type { CallOptions } from "./client.js";
+import type { Decision } from "./decision.js";
+import { InvalidRequestError, isSluicegateError, type SluicegateError, UnavailableError } from "./errors.js";
+import { type HoldAdjustment, type HoldAnswer, releaseOf, renewalOf, settlementOf } from "./hold-request.js";
+import { type Cost, costBody, type RequestBody } from "./request.js";
+import type { Settlement } from "./settlement.js";
+
+/** The part of its time to live after which a hold is renewed. */
+const RENEW_AFTER = 2 / 3;
+
+/** The part of its time to live after which a failed renewal is repeated, and the shortest pause. */
+const RENEW_AGAIN_AFTER = 1 / 15;
+const SHORTEST_RENEWAL_PAUSE_MS = 50;
+
+/** The outcomes for a hold that has no counters. */
+const WITHOUT_COUNTERS = { settle: "settled", release: "released", renew: "renewed" } as const;
+
+/** Sends the calls of holds. */
+export interface HoldCaller {
+  /** Sends a call; one that ends the hold is repeated in the background if the server does not answer. */
+  adjust(adjustment: HoldAdjustment, options?: CallOptions): Promise<Settlement>;
+  /** Reports an error that no caller sees. */
+  reportUnsettled(error: SluicegateError): void;
+}
+
+/**
+ * A hold that was admitted or denied.
+ *
+ * ```js
+ * await using hold = await client.hold({ labels: { tenant: "acme" }, cost: { tokens: 500 } });
+ * if (hold.allowed) await hold.settle({ tokens: 120 });
+ * ```
+ *
+ * The end of an `await using` block settles `actualCost`, or the estimate if that is not set, unless the hold has ended before.
+ */
+export class Hold {
+  /** The decision about the request with its estimated cost. */
+  readonly decision: Decision;
+  /** The id of the hold. */
+  readonly id: string;
+  /** The token with which another process can settle the hold; null if the server did not admit it. */
+  readonly token: string | null;
+  /** When the hold expires on the store's clock, in microseconds; null if no store recorded it. */
+  readonly expiresAtUs: number | null;
+  /** Whether a hold with this id existed already. This is its first answer, and nothing was charged again. */
+  readonly isRepeated: boolean;
+  readonly #answer: HoldAnswer;
+  readonly #estimate: Cost;
+  readonly #caller: HoldCaller;
+  #actualCost: Cost | undefined;
+  #timer: NodeJS.Timeout | undefined;
+  /** The call that was sent to end the hold: if it is cancelled, the end of the block repeats it. */
+  #begun: HoldAdjustment | null = null;
+  #isKeptAlive = false;
+  #hasEnded = false;
+
+  /** @internal */
+  constructor(answer: HoldAnswer, estimate: Cost, caller: HoldCaller) {
+    this.decision = answer.decision;
+    this.id = answer.id;
+    this.token = answer.token;
+    this.expiresAtUs = answer.expiresAtUs;
+    this.isRepeated = answer.isRepeated;
+    this.#answer = answer;
+    this.#estimate = estimate;
+    this.#caller = caller;
+  }
+
+  /** Whether the request is allowed. A denied hold has charged nothing, and nothing is settled. */
+  get allowed(): boolean {
+    return this.decision.allowed;
+  }
+
+  /** The cost that the end of the block settles, also after an exception. Set it as often as it changes. */
+  get actualCost(): Cost | undefined {
+    return this.#actualCost;
+  }
+
+  set actualCost(cost: Cost) {
+    this.#actualCost = costBody(cost);
+  }
+
+  /**
+   * Replaces the estimate by the actual cost, once. A unit that is not named keeps its estimate. If the server is unavailable, the
+   * call is repeated in the background, and the outcome is `queued`.
+   *
+   * @throws SluicegateError
+   */
+  async settle(cost: Cost, options?: CallOptions): Promise<Settlement> {
+    return this.#end("settle", (reference) => settlementOf(reference, cost), options);
+  }
+
+  /**
+   * Refunds the estimate. If the server is unavailable, the call is repeated in the background.
+   *
+   * @throws SluicegateError
+   */
+  async release(options?: CallOptions): Promise<Settlement> {
+    return this.#end("release", releaseOf, options);
+  }
+
+  /**
+   * Moves the expiry to `ttlMs` from now, by default that of the hold.
+   *
+   * @throws SluicegateError
+   */
+  async renew(ttlMs: number | null = this.#answer.ttlMs, options?: CallOptions): Promise<Settlement> {
+    const { reference } = this.#answer;
+    if (reference === null) return withoutCounters("renew");
+    if (ttlMs === null) throw new InvalidRequestError("the time to live of the hold is unknown: pass ttlMs");
+    return this.#caller.adjust(renewalOf(reference, ttlMs), options);
+  }
+
+  /** Renews the hold in the background until it ends. `await using`, `withHold` and the middleware do this. */
+  keepAlive(): void {
+    const { reference, ttlMs } = this.#answer;
+    if (this.#isKeptAlive || this.#hasEnded || reference === null || ttlMs === null) return;
+    this.#isKeptAlive = true;
+    // the remaining time of a hold that existed already is unknown
+    this.#renewAfter(this.isRepeated ? 0 : ttlMs * RENEW_AFTER, ttlMs);
+  }
+
+  /** Settles `actualCost`, or the estimate if that is not set, unless the hold has ended. Errors are reported. */
+  async end(): Promise<void> {
+    if (this.#hasEnded) return;
+    const begun = this.#begun;
+    const call =
+      begun === null ? this.settle(this.#actualCost ?? this.#estimate) : this.#end(begun.operation, () => begun);
+    await this.#reported(call);
+  }
+
+  /**
+   * Ends the hold because of an exception: settles `actualCost`, or releases the hold if that is not set. Errors are reported.
+   *
+   * @internal
+   */
+  async fail(): Promise<void> {
+    if (this.#hasEnded) return;
+    const isReleased = this.#actualCost === undefined && this.#begun === null;
+    await (isReleased ? this.#reported(this.release()) : this.end());
+  }
+
+  /** Ends the hold with its block. The property is read when the block starts, which also starts the renewal. */
+  get [Symbol.asyncDispose](): () => Promise<void> {
+    this.keepAlive();
+    return () => this.end();
+  }
+
+  async #end(
+    operation: HoldAdjustment["operation"],
+    adjustment: (reference: RequestBody) => HoldAdjustment,
+    options?: CallOptions,
+  ): Promise<Settlement> {
+    const { reference } = this.#answer;
+    clearTimeout(this.#timer);
+    try {
+      this.#begun = reference === null ? null : adjustment(reference);
+      const settlement =
+        this.#begun === null ? withoutCounters(operation) : await this.#caller.adjust(this.#begun, options);
+      this.#hasEnded = true;
+      return settlement;
+    } catch (error) {
+      if (isSluicegateError(error)) {
+        // the end of the block must not release the hold because of this error
+        this.#begun = null;
+        this.#actualCost ??= this.#estimate;
+      }
+      throw error;
+    }
+  }
+
+  async #reported(call: Promise<Settlement>): Promise<void> {
+    try {
+      await call;
+    } catch (error) {
+      if (!isSluicegateError(error)) throw error;
+      this.#caller.reportUnsettled(error);
+    }
+  }
+
+  #renewAfter(pauseMs: number, ttlMs: number): void {
+    this.#timer = setTimeout(() => void this.#renewOnce(ttlMs), pauseMs);
+    this.#timer.unref();
+  }
+
+  async #renewOnce(ttlMs: number): Promise<void> {
+    let pauseMs = ttlMs * RENEW_AFTER;
+    try {
+      const { outcome } = await this.renew(ttlMs);
+      if (outcome !== "renewed") return;
+    } catch (error) {
+      if (!(error instanceof UnavailableError) || error.code === "closed") {
+        this.#caller.reportUnsettled(error as SluicegateError);
+        return;
+      }
+      pauseMs = Math.max(ttlMs * RENEW_AGAIN_AFTER, SHORTEST_RENEWAL_PAUSE_MS);
+    }
+    if (!this.#hasEnded && this.#begun === null) this.#renewAfter(pauseMs, ttlMs);
+  }
+}
+
+/** Creates a hold without counters, for a decision that was made without the server. */
+export function holdWithoutCounters(decision: Decision): Hold {
+  const answer = { decision, id: "", token: null, expiresAtUs: null, isRepeated: false, reference: null, ttlMs: null };
+  const caller: HoldCaller = {
+    adjust: async ({ operation }) => withoutCounters(operation),
+    reportUnsettled: () => {},
+  };
+  return new Hold(answer, 0, caller);
+}
+
+function withoutCounters(operation: HoldAdjustment["operation"]): Settlement {
+  return { outcome: WITHOUT_COUNTERS[operation], tiers: [] };
+}
+
+/** Calls a function with a hold, and ends the hold when it returns or fails. */
+export async function useHold<T>(hold: Hold, use: (hold: Hold) => T | Promise<T>): Promise<T> {
+  hold.keepAlive();
+  let result: T;
+  try {
+    result = await use(hold);
+  } catch (error) {
+    // a client must not avoid the charge by disconnecting
+    await (isAbort(error) ? hold.end() : hold.fail());
+    throw error;
+  }
+  await hold.end();
+  return result;
+}
+
+function isAbort(error: unknown): boolean {
+  return error instanceof Error && error.name === "AbortError";
+}

@@ -1,0 +1,202 @@
+//! Holds of callers that cannot keep a token, and whose requests have no field for an id: a label carries it ([`Rule::hold`]).
+//!
+//! Such ids may come from end clients. An id that is known therefore makes no second hold, and gets no first answer: the request is
+//! charged like a check, and denied by rules that count requests in flight.
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate_core::{Cost, HoldOutcome, hold::DEFAULT_HOLD_TTL, step::Mode};
+
+use super::{
+    Error, GroupDecision, Limiter, Request, SettleOutcome, Settlement,
+    decide::{ConcurrencyRules, MatchedRules, TierDecisions},
+    group::JointCheck,
+    hold::Adjustment,
+    hold_token::{HeldTier, HoldToken},
+    pending_hold::ReleasedIfDropped,
+};
+use crate::{
+    backend::Step,
+    check::HoldOperation,
+    decision::TierDecision,
+    key::HoldId,
+    labels::Labels,
+    rules::{Costs, CostsError, DEFAULT_UNIT, Rule, Unit},
+};
+
+/// The hold of a request whose labels carry its id. See [`Limiter::label_hold`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelHold {
+    id: HoldId,
+    /// The units of the rules with a window that name the label, each once; `requests` only if there are no others.
+    units: Vec<Unit>,
+}
+
+impl LabelHold {
+    /// The id.
+    pub fn id(&self) -> &HoldId {
+        &self.id
+    }
+
+    /// Returns the costs of a request that has only one number: its cost in the units of the rules that name the label, besides one
+    /// request. If they count nothing but requests, it is the number of requests.
+    ///
+    /// # Errors
+    /// If there are too many units.
+    pub fn costs(&self, number: Cost) -> Result<Costs, CostsError> {
+        let requests = if self.units.is_empty() { number } else { Cost::ONE };
+        let is_other = self.units.iter().all(|unit| **unit != *DEFAULT_UNIT);
+        let requests = is_other.then_some((DEFAULT_UNIT, requests));
+        Costs::new(requests.into_iter().chain(self.units.iter().map(|unit| (&**unit, number))))
+    }
+}
+
+/// The decision over several requests that are held together. See [`Limiter::hold_group`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupHoldDecision {
+    /// The decision.
+    pub group: GroupDecision,
+    /// Whether the requests are held, so that their end must be settled. `false` if they were denied, or their id was known.
+    pub is_held: bool,
+}
+
+/// A hold that several requests make together.
+pub(super) enum GroupHold {
+    /// It is decided.
+    Decided(TierDecisions),
+    /// The id is known. These rules count requests in flight and deny, by the request that reaches them.
+    Known(Vec<(usize, TierDecision)>),
+}
+
+impl Limiter {
+    /// Returns the hold whose id the labels carry: in the label that a matching rule names. If several do, the first one with such a
+    /// label counts.
+    pub fn label_hold(&self, labels: &Labels) -> Option<LabelHold> {
+        let rules = self.inner.rules.load();
+        if !rules.may_hold(labels) {
+            return None;
+        }
+        let matching = rules.matching(labels, &Cost::ZERO.into()).expect("a cost of zero is never too large");
+        let holding = || matching.iter().map(|applied| applied.rule).filter(|rule| rule.hold.is_some());
+        let value = |rule: &Rule| labels.get(rule.hold.as_deref()?);
+        let id = HoldId::hashed(holding().find_map(value)?);
+        let mut units: Vec<Unit> = Vec::new();
+        for rule in holding().filter(|rule| rule.limit.algorithm().properties().has_window) {
+            if !units.contains(&rule.unit) {
+                units.push(rule.unit.clone());
+            }
+        }
+        if units.len() > 1 {
+            units.retain(|unit| **unit != *DEFAULT_UNIT);
+        }
+        Some(LabelHold { id, units })
+    }
+
+    /// Decides as [`Limiter::check_group`], and holds what the checks charge under one id, without a token. Settle it with
+    /// [`Limiter::settle_labels`].
+    ///
+    /// A rule that counts requests in flight counts the request once, times its own cost; those that match only requests that
+    /// [skip](Request::skip_concurrency) them are left out. The charges of these requests stay as they are.
+    ///
+    /// The id is not trusted. If it is known to one of the counters, nothing is held: the request is charged like a check, or denied if an enforced
+    /// rule counts requests in flight.
+    ///
+    /// # Errors
+    /// As [`Limiter::check_group`], and if a counter has too many live holds.
+    pub async fn hold_group(&self, requests: &[Request<'_>], id: HoldId) -> Result<GroupHoldDecision, Error> {
+        self.decide_group(requests, Some(id)).await
+    }
+
+    /// Replaces the estimate of the hold whose id the labels carry, exactly once: by the actual cost, in the units of
+    /// [`LabelHold::costs`], for the rules that match the labels and [name a label](Rule::hold). For other rules and units, and without an
+    /// actual cost, the estimate stays. Rules that count requests in flight no longer count it.
+    ///
+    /// # Errors
+    /// When the store does not answer and too many operations wait for it.
+    pub async fn settle_labels(&self, labels: &Labels, actual: Option<Cost>) -> Result<Settlement, Error> {
+        self.settle_label_hold(labels, actual, Some(u64::MAX)).await
+    }
+
+    /// [`Limiter::settle_labels`] for callers that are not trusted: the excess is at most [`Limit::max_excess`](crate::Limit::max_excess) of each limit, as of the
+    /// hold.
+    ///
+    /// # Errors
+    /// As [`Limiter::settle_labels`].
+    pub async fn settle_labels_bounded(
+        &self,
+        labels: &Labels,
+        actual: Option<Cost>,
+    ) -> Result<Settlement, Error> {
+        self.settle_label_hold(labels, actual, None).await
+    }
+
+    async fn settle_label_hold(
+        &self,
+        labels: &Labels,
+        actual: Option<Cost>,
+        max_excess: Option<u64>,
+    ) -> Result<Settlement, Error> {
+        let Some(LabelHold { id, units: settled }) = self.label_hold(labels) else {
+            return Ok(Settlement::of(Vec::new(), SettleOutcome::Unknown));
+        };
+        let mut matched = MatchedRules::default();
+        let request = Request::new(labels, Cost::ZERO);
+        matched.add(|| self.inner.rules.load(), &request, ConcurrencyRules::Apply)?;
+        let tiers = matched.tiers.iter().zip(&matched.infos).map(|(tier, info)| HeldTier::new(tier, info));
+        let token = HoldToken { id, tiers: tiers.collect() };
+        let units = matched.infos.iter().map(|info| {
+            let actual = actual.filter(|_| info.names_hold && settled.contains(&info.unit))?;
+            let product = actual.units().checked_mul(info.factor.units());
+            Some(product.and_then(|units| Cost::new(units).ok()).unwrap_or(Cost::MAX))
+        });
+        let units: Vec<Option<Cost>> = units.collect();
+        self.adjust_hold(&token, Adjustment::SettleTiers { units: &units, max_excess }).await
+    }
+
+    /// Decides the checks of a group as a hold.
+    pub(super) async fn hold_jointly(
+        &self,
+        checks: &mut JointCheck,
+        id: HoldId,
+        deadline: Option<Duration>,
+    ) -> Result<GroupHold, Error> {
+        let ttl = checks.infos.iter().filter_map(|info| info.ttl).min().unwrap_or(DEFAULT_HOLD_TTL);
+        let tiers = checks.tiers.iter().zip(&checks.infos);
+        let held: Vec<HeldTier> = tiers.map(|(tier, info)| HeldTier::new(tier, info)).collect();
+        let in_flight = checks.denials_in_flight();
+        let Some(mut prepared) = checks.prepare()? else {
+            return Ok(GroupHold::Decided(checks.without_counters()));
+        };
+        prepared.check = prepared.check.with_hold(id.clone(), HoldOperation::HoldNew { ttl });
+        let decisions = match self.inner.backend.start(&prepared.check) {
+            Step::Decided(shares) => prepared.decisions(shares),
+            Step::Remote(remote) => {
+                let (remote, id, held) = (Arc::clone(remote), id.clone(), held.clone());
+                let deciding = async move { prepared.decide_remotely(&remote, deadline).await };
+                // Envoy sends no call at the end of a stream that ended before this one was answered
+                let token =
+                    move |decisions: TierDecisions| Some(HoldToken { id, tiers: decisions.made_tiers(held) });
+                ReleasedIfDropped::new(self, deciding, token).await?
+            }
+        };
+        let holds = &decisions.holds;
+        self.inner.holds.record_hold(holds);
+        if let Some(full) = holds.iter().position(|hold| hold.outcome == HoldOutcome::Full) {
+            return Err(Error::TooManyHolds { rule: held[full].rule() });
+        }
+        let is_known = holds.iter().any(|hold| hold.outcome == HoldOutcome::Conflict);
+        let is_allowed =
+            decisions.tiers.iter().all(|tier| tier.mode == Mode::Shadow || tier.outcome.is_allowed());
+        let token = |tiers| HoldToken { id, tiers };
+        if is_known || !is_allowed {
+            // a part was made on another slot of a Cluster. If the store did not answer, the hold expires: its id may be that of another one
+            self.release_later(token(decisions.made_tiers(held)));
+        } else {
+            let ends = |position: usize| !checks.has_hold(position) && decisions.has_made(position);
+            let tiers = held.into_iter().enumerate().filter(|(position, _)| ends(*position));
+            self.keep_later(token(tiers.map(|(_, tier)| tier).collect()));
+        }
+        Ok(if is_known { GroupHold::Known(in_flight) } else { GroupHold::Decided(decisions) })
+    }
+}

@@ -1,0 +1,105 @@
+//! Holds that a store has not answered.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::runtime::Handle;
+
+use super::{
+    Error, HoldDecision, HoldToken, Limiter, decide::TierDecisions, hold::held_decision, hold_token::HeldTier,
+};
+use crate::{
+    decision::TierDecision,
+    key::HoldId,
+    store::{BoxFuture, StoreError},
+};
+
+/// A hold that the store has not answered.
+pub(super) struct UnansweredHold {
+    pub(super) limiter: Limiter,
+    pub(super) id: HoldId,
+    pub(super) ttl: Duration,
+    pub(super) held: Vec<HeldTier>,
+    /// The rules that deny without a counter.
+    pub(super) denials: Vec<TierDecision>,
+}
+
+impl UnansweredHold {
+    pub(super) fn answered(self, decisions: TierDecisions) -> Result<HoldDecision, Error> {
+        let Self { limiter, id, ttl, held, denials } = self;
+        limiter.inner.holds.record_hold(&decisions.holds);
+        let may_exist = matches!(decisions.failure, Some(StoreError::Ambiguous(_))) && id.is_random();
+        let mut held = held_decision(id, ttl, held, decisions, denials)?;
+        if !held.decision.is_allowed()
+            && let Some(token) = held.token.take()
+            && may_exist
+        {
+            // the failure policy denied, but the store may have the hold. A caller may repeat its own id: then the release would end
+            // the new hold, so the first one expires instead
+            limiter.release_later(token);
+        }
+        Ok(held)
+    }
+}
+
+/// A hold in flight whose id only its caller could use. If the caller is dropped, for example because its client disconnected, the hold is
+/// completed in the background and released; otherwise it would count until it expires.
+pub(super) struct ReleasedIfDropped<'a, T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static>
+{
+    limiter: &'a Limiter,
+    deciding: Option<BoxFuture<'static, Result<T, Error>>>,
+    /// Returns the token of a hold that was made.
+    token: Option<F>,
+}
+
+impl<'a, T, F> ReleasedIfDropped<'a, T, F>
+where
+    T: Send + 'static,
+    F: FnOnce(T) -> Option<HoldToken> + Send + 'static,
+{
+    pub(super) fn new(
+        limiter: &'a Limiter,
+        deciding: impl Future<Output = Result<T, Error>> + Send + 'static,
+        token: F,
+    ) -> Self {
+        Self { limiter, deciding: Some(Box::pin(deciding)), token: Some(token) }
+    }
+}
+
+impl<T, F> Future for ReleasedIfDropped<'_, T, F>
+where
+    T: Send + 'static,
+    F: FnOnce(T) -> Option<HoldToken> + Send + Unpin + 'static,
+{
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // taken, so that a hold that panics is not polled again
+        let mut deciding = self.deciding.take().expect("a hold is not polled after its end");
+        let progress = deciding.as_mut().poll(context);
+        if progress.is_pending() {
+            self.deciding = Some(deciding);
+        }
+        progress
+    }
+}
+
+impl<T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static> Drop
+    for ReleasedIfDropped<'_, T, F>
+{
+    fn drop(&mut self) {
+        if let (Some(deciding), Some(token)) = (self.deciding.take(), self.token.take())
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let limiter = self.limiter.clone();
+            runtime.spawn(async move {
+                if let Some(token) = deciding.await.ok().and_then(token) {
+                    limiter.release_later(token);
+                }
+            });
+        }
+    }
+}
