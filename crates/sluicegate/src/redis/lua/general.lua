@@ -22,7 +22,9 @@ local function state_of(key, limit)
   local state = states[key]
   if state == nil then
     local raw = stored[key]
-    if changed[key] then -- the fast path has written it
+    if key > string_keys then
+      raw = stored_set(key)
+    elseif changed[key] then -- the fast path has written it
       raw = call('GETRANGE', KEYS[key], '0', key > fixed_keys and LOG_HEADER_END or '-1')
     end
     state = limit.algorithm.load(raw, KEYS[key]) or false

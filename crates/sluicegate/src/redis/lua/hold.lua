@@ -269,7 +269,7 @@ if has_holds then
     local id, known, unreadable, is_unreadable, has_conflict = group.ids[first], {}, {}, false, false
     for tier = 1, group.tiers do
       local place, record = first + tier, nil
-      unreadable[tier] = stored[group.indexes[place]] == '' or not state_of(group.fields[place], group.terms[tier])
+      unreadable[tier] = stored_set(group.indexes[place]) == '' or not state_of(group.fields[place], group.terms[tier])
       if id ~= '' and not unreadable[tier] then
         record = known_record(group, place, id)
         unreadable[tier] = record == false
@@ -342,7 +342,7 @@ if has_holds then
     local known, unreadable, is_unreadable = {}, {}, false
     for tier = 1, group.tiers do
       local place, record = first + tier, nil
-      unreadable[tier] = stored[group.indexes[place]] == ''
+      unreadable[tier] = stored_set(group.indexes[place]) == ''
       if not unreadable[tier] then
         record = known_record(group, place, group.ids[first])
         unreadable[tier] = record == false or (record ~= nil and not state_of(group.fields[place], record.limit))

@@ -114,7 +114,8 @@ elseif fixed_keys > 0 then
   stored = call('MGET', unpack(KEYS, 1, fixed_keys))
 end
 -- A Cluster node rejects commands for keys that it does not serve or that have migrated, and MGET for keys of several slots.
-for key = #stored + 1, #KEYS do
+-- Sorted sets of one slot are read when they are used, because many of them need no reading.
+for key = #stored + 1, is_one_slot and string_keys or #KEYS do
   local raw
   if key > string_keys then
     raw = pcall_redis('ZSCORE', KEYS[key], '')
@@ -131,6 +132,17 @@ for key = #stored + 1, #KEYS do
     raw = ''
   end
   stored[key] = raw
+end
+
+-- Returns the stored state of a sorted set.
+local function stored_set(key)
+  local raw = stored[key]
+  if raw == nil then
+    raw = pcall_redis('ZSCORE', KEYS[key], '')
+    raw = type(raw) == 'table' and '' or raw
+    stored[key] = raw
+  end
+  return raw
 end
 
 -- MGET returns nothing for a key of another type, and SET would overwrite it.

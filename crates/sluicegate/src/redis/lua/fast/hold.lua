@@ -14,10 +14,10 @@ if has_holds then
   -- By index: the number of holds, when the last one leaves (nil: not known), until when the index must exist, and whether it was empty.
   -- By key: the units of a concurrency counter that have changed.
   local held, last_leaves, needed_until, was_empty, units_after = {}, {}, {}, {}, {}
-  local limits_by_text, now_text = {}, string.format('%.0f', now)
+  local limits_by_text, time_texts, ttl_texts = {}, {}, {}
 
   read[CONCURRENCY] = function(key)
-    local raw = stored[key]
+    local raw = stored_set(key)
     local used = raw and tonumber(raw)
     used = used and -1 - used or (raw and -1 or 0)
     return used >= 0 and used % 1 == 0 and used
@@ -37,8 +37,16 @@ if has_holds then
     return limit_of[key] == limit and level
   end
 
-  local function ttl_text(time)
-    return string.format('%.0f', ceil((time - now) / 1000) + 1 + (injected and INJECTED_TTL_MS or 0))
+  -- Returns a time as a score, and the TTL until then. Most holds of a batch expire at the same time, and formatting a number costs as
+  -- much as a write.
+  local function text_of(time)
+    local text = time_texts[time]
+    if not text then
+      text = string.format('%.0f', time)
+      time_texts[time] = text
+      ttl_texts[time] = string.format('%.0f', ceil((time - now) / 1000) + 1 + (injected and INJECTED_TTL_MS or 0))
+    end
+    return text, ttl_texts[time]
   end
 
   -- Returns when the last hold leaves an index that is not empty.
@@ -73,12 +81,16 @@ if has_holds then
     return pack(ANSWER, 1, charged, limit.capacity - used, 0, reset, spare, 0)
   end
 
-  -- Returns whether an index has room for a hold, and no hold to remove.
+  -- Returns whether an index can be read, and has room for a hold, and no hold to remove.
   local function has_room(key, index)
     local count = held[index]
     if not count then
-      count = call('ZCARD', KEYS[index]) - (index == key and stored[key] and 1 or 0)
-      if count > 0 and call('ZCOUNT', KEYS[index], '0', now_text) > 0 then
+      count = pcall_redis('ZCARD', KEYS[index])
+      if type(count) == 'table' then
+        return false
+      end
+      count = count - (index == key and stored[key] and 1 or 0)
+      if count > 0 and call('ZCOUNT', KEYS[index], '0', (text_of(now))) > 0 then
         return false
       end
       held[index], was_empty[index] = count, count == 0
@@ -86,14 +98,12 @@ if has_holds then
     return count < MAX_LIVE
   end
 
-  local hold_ttl, expires_text, forgotten_text, record_ttl
-
   -- Makes a hold. Returns false if it is left to the general path.
   local function hold(group, id, ttl)
     local tiers, terms = group.tiers, group.terms
     for tier = 1, tiers do
       local key, index, limit = keys[tier], indexes[tier], terms[tier]
-      if stored[record_keys[tier]] ~= false or stored[index] == '' then
+      if stored[record_keys[tier]] ~= false then
         return false
       end
       local level = level_of(key, limit)
@@ -104,15 +114,12 @@ if has_holds then
       afters[tier] = after
     end
     local expires, forgotten = now + ttl, now + ttl + RETENTION
-    if ttl ~= hold_ttl then
-      hold_ttl, expires_text, forgotten_text = ttl, string.format('%.0f', expires), string.format('%.0f', forgotten)
-      record_ttl = ttl_text(forgotten)
-    end
+    local _, record_ttl = text_of(forgotten)
     for tier = 1, tiers do
       local limit, cost, key, index = terms[tier], costs[tier], keys[tier], indexes[tier]
       local releases = limit.code == CONCURRENCY and 1 or 0
       local leaves = releases == 1 and expires or forgotten
-      call('ZADD', KEYS[index], releases == 1 and expires_text or forgotten_text, pack(MEMBER, releases, now, cost) .. id)
+      call('ZADD', KEYS[index], (text_of(leaves)), pack(MEMBER, releases, now, cost) .. id)
       needed_until[index] = max(needed_until[index] or 0, leaves)
       if held[index] == 0 then
         last_leaves[index] = leaves
@@ -169,7 +176,7 @@ if has_holds then
   -- Reads the hold of a tier that is to be settled. Returns false if the settlement is left to the general path.
   local function read_hold(group, tier)
     local raw, key = stored[record_keys[tier]], keys[tier]
-    if not raw or #raw ~= HOLD_BYTES + LIMIT_BYTES + ANSWER_BYTES or stored[indexes[tier]] == '' then
+    if not raw or #raw ~= HOLD_BYTES + LIMIT_BYTES + ANSWER_BYTES or (tier > 1 and stored_set(indexes[tier]) == '') then
       return false
     end
     local is_settled, releases, units, at, expires, forgotten, charged, excess, touched = unpack_from(HOLD, raw)
@@ -212,7 +219,10 @@ if has_holds then
       local key, index, limit, releases = keys[tier], indexes[tier], settled_limits[tier], releases_of[tier]
       local units, at, expires, actual, after = units_of[tier], times[tier], expiries[tier], actuals[tier], afters[tier]
       local answer, result = NO_ANSWER, UNKNOWN_HOLD
-      if call('ZREM', KEYS[index], pack(MEMBER, releases, at, units) .. id) == 1 then
+      local removed = pcall_redis('ZREM', KEYS[index], pack(MEMBER, releases, at, units) .. id)
+      if type(removed) == 'table' then
+        return false -- the index of the first tier cannot be read, so nothing has changed
+      elseif removed == 1 then
         remove_from_index(index, releases == 1 and expires or expires + RETENTION)
         local level = levels[key]
         if after ~= level then
@@ -283,7 +293,7 @@ if has_holds then
       end
     end
     for index, time in pairs(needed_until) do
-      local ttl = ttl_text(time)
+      local _, ttl = text_of(time)
       if was_empty[index] or call('PTTL', KEYS[index]) < tonumber(ttl) then
         call('PEXPIRE', KEYS[index], ttl)
       end
