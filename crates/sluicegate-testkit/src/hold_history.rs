@@ -29,7 +29,7 @@ const COUNTERS: usize = 10;
 const MAX_TIERS: usize = 4;
 /// Holds that later steps refer to.
 const RECENT: usize = 24;
-/// The longest time from a hold until its last renewal. The periods of calendars that Redis knows are those of the hold.
+/// The longest time from a hold until its last renewal. Redis has the periods of calendars as of the hold.
 const LONGEST: Duration = Duration::from_secs(10 * 3_600);
 
 /// A hold that was made, or denied.

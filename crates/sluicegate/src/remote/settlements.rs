@@ -187,7 +187,7 @@ impl Drop for Sender {
     }
 }
 
-/// Returns the outcome of two attempts, of which the first was not admitted. If one of them may have had an effect, the error says so.
+/// Returns the outcome of two attempts, of which the first was not admitted. If one of them may have had an effect, the error is ambiguous.
 fn combine(
     one: Result<CheckShares, StoreError>,
     other: Result<CheckShares, StoreError>,
