@@ -253,7 +253,8 @@ impl Engine {
         decided
     }
 
-    /// Makes a hold with this id. Without a `ttl`, the shortest of the rules that match applies.
+    /// Makes a hold. Without an id, it gets a random one, and is released if the caller is dropped while the store decides. Without a
+    /// `ttl`, the shortest of the rules that match applies.
     ///
     /// # Errors
     /// As [`Limiter::hold`].
@@ -261,17 +262,19 @@ impl Engine {
         &self,
         transport: Transport,
         request: &Request<'_>,
-        id: HoldId,
+        id: Option<HoldId>,
         ttl: Option<Duration>,
     ) -> Result<HoldDecision, Error> {
         let Inner { limiter, observer, .. } = &*self.inner;
         let observation = observer.begin(transport);
         let span = trace::decision_span(transport, Call::Hold);
-        let hold = limiter.hold_request(request.clone()).id(id);
-        let hold = match ttl {
-            Some(ttl) => hold.ttl(ttl),
-            None => hold,
-        };
+        let mut hold = limiter.hold_request(request.clone());
+        if let Some(id) = id {
+            hold = hold.id(id);
+        }
+        if let Some(ttl) = ttl {
+            hold = hold.ttl(ttl);
+        }
         let held = hold.decide().instrument(span.clone()).await;
         match &held {
             Ok(held) => {

@@ -25,9 +25,8 @@ use crate::{
 /// A hold to make.
 struct NewHold {
     request: ApiRequest,
-    id: HoldId,
-    /// The id as the caller sent it.
-    shown_id: String,
+    /// The id as the caller sent it, and as it is stored.
+    id: Option<(String, HoldId)>,
     ttl: Option<Duration>,
 }
 
@@ -40,15 +39,21 @@ struct Adjustment {
 
 pub(super) async fn hold(State(api): State<Api>, request: Request) -> Result<HoldBody, Problem> {
     let hold = read(&api, ApiCall::Hold, request, NewHold::read).await?;
-    let NewHold { request: ApiRequest { request, wants_headers }, id, shown_id, ttl } = hold;
+    let NewHold { request: ApiRequest { request, wants_headers }, id, ttl } = hold;
+    let (sent_id, id) = id.unzip();
     let held = api.engine.hold(Transport::Http, &request, id, ttl).await?;
     Ok(HoldBody {
+        id: sent_id.unwrap_or_else(|| generated_id(held.token.as_ref())),
         decision: api.decision_body(held.decision, wants_headers),
-        id: shown_id,
         token: held.token.map(|token| token.to_string()),
         expires_at_us: held.expires_at.map(|at| at.as_micros()),
         repeated: held.is_repeated,
     })
+}
+
+/// Returns the id that was generated for a hold; for a denied one, which has none, an id for another attempt.
+fn generated_id(token: Option<&HoldToken>) -> String {
+    token.map_or_else(|| HoldId::random().to_string(), |token| token.id().to_string())
 }
 
 pub(super) async fn settle(State(api): State<Api>, request: Request) -> Result<SettlementBody, Problem> {
@@ -112,15 +117,11 @@ impl NewHold {
     fn read(engine: &Engine, mut body: Body) -> Result<Self, Problem> {
         let (id, ttl) = (body.id.take(), body.ttl_ms.take());
         let request = request::from_body(engine, ApiCall::Hold, body)?;
-        let (id, shown_id) = match id {
-            Some(id) => (HoldId::new(&id).map_err(Problem::bad_request)?, id),
-            None => {
-                let id = HoldId::random();
-                let shown_id = id.to_string();
-                (id, shown_id)
-            }
+        let id = match id {
+            Some(sent) => Some((sent.clone(), HoldId::new(sent).map_err(Problem::bad_request)?)),
+            None => None,
         };
-        Ok(Self { request, id, shown_id, ttl: ttl.map(ttl_of) })
+        Ok(Self { request, id, ttl: ttl.map(ttl_of) })
     }
 }
 

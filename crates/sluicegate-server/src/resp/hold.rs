@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sluicegate::{
     Cost,
-    limiter::{HoldDecision, Request},
+    limiter::{HoldDecision, HoldToken, Request},
     store::HoldId,
 };
 
@@ -23,18 +23,11 @@ use crate::engine::{Engine, Excess, HoldAdjustment, Transport};
 
 /// A command about a hold.
 #[derive(Debug)]
-pub(super) struct HoldCommand {
-    request: Request<'static>,
-    id: HoldId,
-    operation: HoldOperation,
-}
-
-#[derive(Debug)]
-enum HoldOperation {
-    /// Makes the hold.
-    Hold { ttl: Option<Duration> },
-    /// Ends or renews it.
-    Adjust(HoldAdjustment),
+pub(super) enum HoldCommand {
+    /// Makes one.
+    Hold { request: Request<'static>, id: HoldId, ttl: Option<Duration> },
+    /// Ends or renews one.
+    Adjust { token: HoldToken, adjustment: HoldAdjustment },
 }
 
 impl HoldCommand {
@@ -60,14 +53,12 @@ impl HoldCommand {
         engine: &Engine,
         replies: &mut Replies,
     ) -> Result<(), sluicegate::Error> {
-        let Self { request, id, operation } = self;
-        match operation {
-            HoldOperation::Hold { ttl } => {
-                let held = engine.hold(Transport::Resp, &request, id, ttl).await?;
+        match self {
+            Self::Hold { request, id, ttl } => {
+                let held = engine.hold(Transport::Resp, &request, Some(id), ttl).await?;
                 hold_reply(&held, replies);
             }
-            HoldOperation::Adjust(adjustment) => {
-                let token = engine.limiter().hold_token(&request, id)?;
+            Self::Adjust { token, adjustment } => {
                 let settlement = engine.adjust_hold(Transport::Resp, token, adjustment, None).await?;
                 replies.bulk(settlement.outcome.name().as_bytes());
             }
@@ -82,7 +73,7 @@ fn hold(engine: &Engine, command: &Command<'_>) -> Result<HoldCommand, Error> {
     let costs = costs(command.get(3).unwrap_or_default())?;
     let request = Request::new(labels(engine, command, 4)?, costs);
     let ttl = (!ttl.is_zero()).then_some(ttl);
-    Ok(HoldCommand { request, id, operation: HoldOperation::Hold { ttl } })
+    Ok(HoldCommand::Hold { request, id, ttl })
 }
 
 /// `SG.SETTLE id cost label value [label value ...]`.
@@ -105,7 +96,8 @@ fn adjust(
     let id = id(command)?;
     // the cost has no effect: the labels only select the counters
     let request = Request::new(labels(engine, command, first_label)?, Cost::ONE);
-    Ok(HoldCommand { request, id, operation: HoldOperation::Adjust(adjustment) })
+    let token = engine.limiter().hold_token(&request, id)?;
+    Ok(HoldCommand::Adjust { token, adjustment })
 }
 
 fn id(command: &Command<'_>) -> Result<HoldId, Error> {

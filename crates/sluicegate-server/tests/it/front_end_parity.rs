@@ -31,21 +31,21 @@ use sluicegate_tower::headers::Dialect;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tonic::Status;
 
-const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// The number of histories, and the steps of each.
-const HISTORIES: u64 = 8;
-const STEPS: usize = 250;
+pub(crate) const HISTORIES: u64 = 8;
+pub(crate) const STEPS: usize = 250;
 const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9)), 4711);
 
 /// More bytes than any reply.
 const PIPE: usize = 64 << 10;
 
 /// All front ends, each with its own counters.
-struct Fronts {
+pub(crate) struct Fronts {
     clocks: Vec<ManualClock>,
-    library: Limiter,
+    pub(crate) library: Limiter,
     engines: Engines,
     http: HttpService,
     auth: HttpService,
@@ -70,7 +70,7 @@ struct CheckInput {
 }
 
 impl Fronts {
-    async fn start(rules: &[Rule]) -> Self {
+    pub(crate) async fn start(rules: &[Rule]) -> Self {
         let mut clocks = Vec::new();
         let mut limiter = || {
             let (limiter, clock) = on_memory(rules.iter().cloned());
@@ -91,7 +91,7 @@ impl Fronts {
         Self { clocks, library, engines, http, auth, resp, grpc }
     }
 
-    fn advance(&self, time: Duration) {
+    pub(crate) fn advance(&self, time: Duration) {
         for clock in &self.clocks {
             clock.advance(time);
         }
@@ -110,7 +110,7 @@ impl Fronts {
         body
     }
 
-    async fn post(&self, path: &str, body: String) -> (StatusCode, Value) {
+    pub(crate) async fn post(&self, path: &str, body: String) -> (StatusCode, Value) {
         let request = Request::post(path).body(Body::from(body)).unwrap();
         let response = self.http.respond(PEER, request).await;
         let status = response.status();
@@ -138,7 +138,7 @@ impl Fronts {
     }
 
     /// The lines of a reply: an error, or an array of integers and texts. A text takes two, its length and itself.
-    async fn command(&mut self, words: &[&str]) -> Vec<String> {
+    pub(crate) async fn command(&mut self, words: &[&str]) -> Vec<String> {
         let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
         for word in words {
             bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
@@ -194,7 +194,7 @@ fn rules() -> Vec<Rule> {
     ]
 }
 
-fn any<T: Copy>(random: &mut impl Rng, values: &[T]) -> T {
+pub(crate) fn any<T: Copy>(random: &mut impl Rng, values: &[T]) -> T {
     values[random.random_range(0..values.len())]
 }
 
@@ -313,7 +313,7 @@ fn as_cell(decision: &Decision) -> Vec<String> {
 }
 
 /// All fields of a decision, with waits in milliseconds.
-fn as_http(decision: &Decision) -> Value {
+pub(crate) fn as_http(decision: &Decision) -> Value {
     let tier = |tier: &sluicegate::TierDecision| {
         let retry = match tier.outcome {
             sluicegate::Outcome::Denied { retry: sluicegate::Retry::After(wait) } => {
@@ -341,7 +341,7 @@ fn is_never(outcome: sluicegate::Outcome) -> bool {
 }
 
 /// The same in a line, without the tiers.
-fn as_resp(decision: &Decision) -> Vec<String> {
+pub(crate) fn as_resp(decision: &Decision) -> Vec<String> {
     let number = |value: Option<u64>| value.map_or(":-1".to_owned(), |value| format!(":{value}"));
     vec![
         number(Some(decision.is_allowed().into())),

@@ -28,7 +28,7 @@ fn request(cost: u32) -> Request<'static> {
 }
 
 async fn hold(engine: &Engine, id: &str) -> HoldDecision {
-    engine.hold(CALLER, &request(2), HoldId::new(id).unwrap(), None).await.unwrap()
+    engine.hold(CALLER, &request(2), HoldId::new(id).ok(), None).await.unwrap()
 }
 
 async fn adjust(engine: &Engine, id: &str, adjustment: HoldAdjustment) -> SettleOutcome {
@@ -94,7 +94,7 @@ async fn a_hold_counts_as_a_check_of_its_rules_once() {
     assert!(!hold(&engine, "a").await.is_repeated);
     assert!(hold(&engine, "a").await.is_repeated);
     assert!(!hold(&engine, "b").await.decision.is_allowed());
-    let id = HoldId::new("a").unwrap();
+    let id = HoldId::new("a").ok();
     engine.hold(CALLER, &request(1), id, None).await.unwrap_err();
     let text = engine.metrics();
     assert_eq!((decisions(&text, "allowed"), decisions(&text, "denied")), (1.0, 1.0));

@@ -400,6 +400,27 @@ async fn a_settlement_is_queued_although_its_client_disconnected() {
     timeout(Duration::from_secs(10), queued).await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_hold_with_a_generated_id_is_released_if_its_client_disconnects() {
+    let rule = Rule::new("in-flight", Limit::concurrency(1).unwrap()).per(["tenant"]);
+    let store = GatedStore::closed();
+    let engine = Engine::new(Limiter::new(Arc::clone(&store), [rule]).unwrap());
+    let service = HttpService::new(engine.clone(), Settings::default());
+    let body = json!({"labels": {"tenant": "acme"}}).to_string().into_bytes();
+    let hold = tokio::spawn(async move { service.post("/v1/hold", body).await });
+    store.received().await;
+    hold.abort();
+    assert!(hold.await.unwrap_err().is_cancelled());
+    store.permit(10);
+    let released = async {
+        while engine.limiter().stats().holds.released == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(Duration::from_secs(10), released).await.unwrap();
+    assert_eq!(engine.limiter().stats().holds.held, 1);
+}
+
 #[tokio::test]
 async fn an_explanation_has_the_live_holds_of_each_counter() {
     let api = Api::with_budget();

@@ -14,6 +14,7 @@ mod grpc_connections;
 mod grpc_front;
 mod grpc_holds;
 mod hold_metrics;
+mod hold_parity;
 mod http;
 mod http_connections;
 mod http_holds;
