@@ -87,11 +87,12 @@ export class HoldCalls implements HoldCaller {
     } catch (error) {
       const isAborted = !(error instanceof SluicegateError);
       let reference = isAborted || isAmbiguous(error) ? referenceTo(request, id) : null;
-      // the server may have admitted it
-      if (isAborted && reference !== null) this.#queue.add(releaseOf(reference));
+      // the server may have admitted it. An id of the caller may be held again: then a release would end the new hold
+      const release = reference !== null && options.id === undefined ? releaseOf(reference) : null;
+      if (isAborted && release !== null) this.#queue.add(release);
       const decision = this.#port.decideDespite(error, request, options);
-      if (!decision.allowed && reference !== null) {
-        this.#queue.add(releaseOf(reference));
+      if (!decision.allowed) {
+        if (release !== null) this.#queue.add(release);
         reference = null;
       }
       const ttlMs = options.ttlMs ?? null;

@@ -184,10 +184,20 @@ test("a hold is sent only twice, and then the policy decides", async (t) => {
 test("a hold that the policy denies is released", async (t) => {
   const server = await fakeServer(t, { lost: (number) => number <= 2 });
   const client = startClient(t, server, { onFailure: "closed" });
-  const hold = await client.hold(LABELS, { id: "request-2" });
+  const hold = await client.hold(LABELS);
   assert.deepEqual([hold.allowed, hold.decision.source], [false, "closed"]);
   await until("the hold is released", () => server.calls.length === 3);
-  assert.deepEqual([server.paths()[2], server.bodies[2].id], ["release", "request-2"]);
+  assert.deepEqual([server.paths()[2], server.bodies[2].id], ["release", hold.id]);
+});
+
+test("a hold that may be repeated is not released", async (t) => {
+  const server = await fakeServer(t, { lost: (number) => number <= 2 });
+  const client = startClient(t, server, { onFailure: "closed" });
+  assert.equal((await client.hold(LABELS, { id: "request-2" })).allowed, false);
+  const hold = await client.hold(LABELS, { id: "request-2" });
+  assert.equal(hold.allowed, true);
+  await hold.settle(1);
+  assert.deepEqual(server.paths(), ["hold", "hold", "hold", "settle"]);
 });
 
 test("a hold whose server stops may have been made", async (t) => {
@@ -351,13 +361,13 @@ test("a hold or a settlement that is aborted is ended in the background", async 
   const server = await fakeServer(t, { silent: (number) => isSilent && number !== 3 });
   const client = startClient(t, server);
   const controller = new AbortController();
-  const held = client.hold(LABELS, { id: "gone", signal: controller.signal });
+  const held = client.hold(LABELS, { signal: controller.signal });
   await until("the hold arrives", () => server.calls.length === 1);
   isSilent = false;
   controller.abort();
   await assert.rejects(held, { name: "AbortError" });
   await until("the hold is released", () => server.calls.length === 2);
-  assert.deepEqual([server.paths()[1], server.bodies[1].id], ["release", "gone"]);
+  assert.deepEqual([server.paths()[1], server.bodies[1].id], ["release", server.bodies[0].id]);
 
   const other = new AbortController();
   const used = client.withHold(LABELS, async (hold) => {

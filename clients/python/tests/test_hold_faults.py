@@ -158,10 +158,20 @@ def test_a_hold_is_sent_only_twice_and_then_the_policy_decides(connect, fake):
 
 def test_a_hold_that_the_policy_denies_is_released(connect, fake):
     server = fake(HoldServer(lose=(1, 2)))
-    hold = connect(server.url, on_failure="closed").hold(LABELS, id="request-2")
+    hold = connect(server.url, on_failure="closed").hold(LABELS)
     assert (hold.allowed, hold.decision.source) == (False, "closed")
     wait_until(lambda: len(server.requests) == 3, "the hold is released")
-    assert (server.paths[2], server.requests[2]["id"]) == ("/v1/release", "request-2")
+    assert (server.paths[2], server.requests[2]["id"]) == ("/v1/release", hold.id)
+
+
+def test_a_hold_that_may_be_repeated_is_not_released(connect, fake):
+    server = fake(HoldServer(lose=(1, 2)))
+    client = connect(server.url, on_failure="closed")
+    assert not client.hold(LABELS, id="request-2").allowed
+    hold = client.hold(LABELS, id="request-2")
+    assert hold.allowed
+    assert hold.settle(1).outcome == "settled"
+    assert [path for path, _ in calls(server)] == ["hold", "hold", "hold", "settle"]
 
 
 def test_a_hold_whose_server_stops_may_have_been_made(connect, fake):
@@ -464,14 +474,14 @@ def test_a_hold_that_is_cancelled_is_released(fake):
     server = fake(Hanging())
 
     async def use(client):
-        task = asyncio.ensure_future(client.hold(LABELS, id="gone"))
+        task = asyncio.ensure_future(client.hold(LABELS))
         await wait_for_requests(server, 1)
         task.cancel()
         await wait_for_requests(server, 2)
         received.set()
 
     run_in_loop(server, use)
-    assert (server.paths[1], server.requests[1]["id"]) == ("/v1/release", "gone")
+    assert (server.paths[1], server.requests[1]["id"]) == ("/v1/release", server.requests[0]["id"])
 
 
 def test_settlements_are_not_sent_by_a_forked_process(fake, monkeypatch):

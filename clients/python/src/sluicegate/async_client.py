@@ -336,13 +336,15 @@ class AsyncClient:
                 core.report(error)
                 reference = None if isinstance(error, NotSent) else request.reference()
             except asyncio.CancelledError:
-                # The server may have received the request.
-                self._settlements.add(hold_request.release(request.reference()))
+                # The server may have received the request. The caller may hold its own id again.
+                if id is None:
+                    self._settlements.add(hold_request.release(request.reference()))
                 raise
         decision = core.decide_without_server("check", check)
         if not decision.allowed and reference is not None:
             # The server may have admitted it.
-            self._settlements.add(hold_request.release(reference))
+            if id is None:
+                self._settlements.add(hold_request.release(reference))
             reference = None
         return self._guard(check, HoldAnswer(decision, request.id, reference=reference, ttl=ttl))
 

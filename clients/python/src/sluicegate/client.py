@@ -310,8 +310,9 @@ class Client:
                 reference = None if isinstance(error, NotSent) else request.reference()
         decision = core.decide_without_server("check", check)
         if not decision.allowed and reference is not None:
-            # The server may have admitted it.
-            self._settlements.add(hold_request.release(reference))
+            # The server may have admitted it. The caller may hold its own id again, which a release would end.
+            if id is None:
+                self._settlements.add(hold_request.release(reference))
             reference = None
         return self._guard(check, HoldAnswer(decision, request.id, reference=reference, ttl=ttl))
 

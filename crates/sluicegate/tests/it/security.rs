@@ -153,7 +153,7 @@ async fn the_documented_acl_user_has_exactly_the_needed_permissions() {
 async fn hold_and_end(store: RedisStore, flavor: &Flavor) {
     let minute = Duration::from_secs(60);
     let rules = [
-        Rule::new("in-flight", Limit::concurrency(5).unwrap()),
+        Rule::new("in-flight", Limit::concurrency(50).unwrap()),
         Rule::new("bucket", Limit::token_bucket(50, minute).unwrap()),
         Rule::new("log", Limit::sliding_log(50, minute).unwrap()),
     ];

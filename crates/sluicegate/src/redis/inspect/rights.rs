@@ -35,8 +35,9 @@ const NEEDED: [(&str, &str, Where); 20] = [
 ];
 
 /// The further commands of holds.
-const HOLDS: [(&str, &str); 6] = [
+const HOLDS: [(&str, &str); 7] = [
     ("del", "DEL KEY"),
+    ("pttl", "PTTL KEY"),
     ("zcount", "ZCOUNT KEY 0 0"),
     ("zrangebyscore", "ZRANGEBYSCORE KEY 0 0"),
     ("zrem", "ZREM KEY x"),
