@@ -174,14 +174,16 @@ function heldChecks(tiers, limits, keys, operation, id, ttlMs) {
   const terms = tiers.map((tier, at) => {
     const keeps = operation === "settle" && tier.cost === undefined;
     const flags = (keeps ? KEEP_ESTIMATE : 0) + (releases(tier) ? RELEASE_EXPIRED : 0);
-    const cost = operation === "release" || operation === "renew" ? 0 : limits[at].cost;
     // a settlement uses the bound that was recorded with the hold
     const excess = operation === "hold" ? (tier.max_excess ?? limits[at].capacity) : -1;
-    return pack(["B", flags], ["H", at + 1], ["d", cost], ["d", excess]);
+    return pack(["B", flags], ["H", at + 1], ["d", excess]);
   });
   const ttl = operation === "hold" || operation === "renew" ? ttlMs * 1000 : 0;
   const { counters, indexes, records } = keys;
-  const places = counters.flatMap((counter, at) => [counter, indexes[at], records[at]].map((name) => ["H", keys.place(name)]));
+  const places = counters.flatMap((counter, at) => {
+    const cost = operation === "release" || operation === "renew" ? 0 : limits[at].cost;
+    return [["d", cost], ...[counter, indexes[at], records[at]].map((name) => ["H", keys.place(name)])];
+  });
   const body = Buffer.concat([...terms, pack(["I", 1], ["d", ttl], ["H", id.length]), Buffer.from(id), pack(...places)]);
   return Buffer.concat([pack(["I", body.length]), body]);
 }

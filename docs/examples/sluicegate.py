@@ -152,14 +152,14 @@ def held_plan(tiers, limits, keys, operation, id, ttl_ms):
     for at, (tier, limit) in enumerate(zip(tiers, limits)):
         keeps = operation == "settle" and "cost" not in tier
         flags = (KEEP_ESTIMATE if keeps else 0) + (RELEASE_EXPIRED if releases(tier) else 0)
-        cost = 0 if operation in ("release", "renew") else limit.cost
         # a settlement uses the bound that was recorded with the hold
         excess = tier.get("max_excess", limit.capacity) if operation == "hold" else -1
-        plan += struct.pack("<BHdd", flags, at + 1, cost, excess)
+        plan += struct.pack("<BHd", flags, at + 1, excess)
     ttl = ttl_ms * 1000 if operation in ("hold", "renew") else 0
     plan += struct.pack("<IdH", 1, ttl, len(id)) + id.encode()
-    for counter, index, record in zip(keys.counters, keys.indexes, keys.records or [None] * len(tiers)):
-        plan += struct.pack("<HHH", keys.place(counter), keys.place(index), keys.place(record))
+    for limit, counter, index, record in zip(limits, keys.counters, keys.indexes, keys.records or [None] * len(tiers)):
+        cost = 0 if operation in ("release", "renew") else limit.cost
+        plan += struct.pack("<dHHH", cost, keys.place(counter), keys.place(index), keys.place(record))
     return struct.pack("<BBBHdI", OPERATIONS[operation], 3, len(tiers), 1, -1, len(plan)) + plan
 
 

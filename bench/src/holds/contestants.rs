@@ -15,7 +15,7 @@ use sluicegate::{
     limiter::{HoldDecision, SettleOutcome},
 };
 
-use super::{ESTIMATE, IN_FLIGHT, TOKENS, TTL, WINDOW};
+use super::{ACTUAL, ESTIMATE, IN_FLIGHT, TOKENS, TTL, WINDOW};
 use crate::{
     drive::Contestant,
     remote::{hand, keys::Keys},
@@ -108,7 +108,7 @@ impl Hand {
             return Ok(false);
         }
         let mut call = self.call(settle, &user, &id);
-        call.arg(actual(random));
+        call.arg(ACTUAL);
         if self.rules == Rules::TokensAndInFlight {
             call.arg(&id);
         }
@@ -133,6 +133,7 @@ pub struct Ours {
     limiter: Limiter,
     keys: Keys,
     costs: Costs,
+    actual: Costs,
 }
 
 impl Ours {
@@ -155,7 +156,8 @@ impl Ours {
         let options = Options::default().deadline(DEADLINE);
         let limiter =
             Limiter::builder().store(RedisStore::connect(url).await?).rules(rules).options(options).build()?;
-        Ok(Self { limiter, keys, costs: tokens(ESTIMATE)? })
+        let tokens = |count| Ok::<_, anyhow::Error>(Costs::new([(TOKENS_UNIT, Cost::new(count)?)])?);
+        Ok(Self { limiter, keys, costs: tokens(ESTIMATE)?, actual: tokens(ACTUAL)? })
     }
 
     async fn hold_and_settle(&self, random: u64) -> Result<bool> {
@@ -164,7 +166,7 @@ impl Ours {
         if !hold.is_allowed() {
             return Ok(false);
         }
-        match hold.settle(tokens(actual(random))?).await?.outcome {
+        match hold.settle(self.actual.clone()).await?.outcome {
             SettleOutcome::Settled => Ok(true),
             other => bail!("the hold was not settled: {other:?}"),
         }
@@ -194,15 +196,6 @@ impl Ours {
     fn labels(&self, random: u64) -> Result<Labels> {
         Ok(Labels::new([(USER, self.keys.name(random))])?)
     }
-}
-
-/// Returns the actual cost of a request: 1 to the estimate.
-fn actual(random: u64) -> u64 {
-    (random >> 32) % ESTIMATE + 1
-}
-
-fn tokens(count: u64) -> Result<Costs> {
-    Ok(Costs::new([(TOKENS_UNIT, Cost::new(count)?)])?)
 }
 
 fn ensure_stored(hold: &HoldDecision) -> Result<()> {

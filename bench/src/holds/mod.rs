@@ -31,8 +31,9 @@ const WINDOW: Duration = Duration::from_secs(86_400);
 const TOKENS: u64 = 1_000_000_000;
 /// Requests of a user in flight: never reached.
 const IN_FLIGHT: u64 = 1_000;
-/// The estimate of a request in tokens, as an application would set it: the most that it can use. The actual cost is lower.
+/// The estimate of a request and its actual cost, in tokens.
 const ESTIMATE: u64 = 800;
+const ACTUAL: u64 = 320;
 /// The time until a hold expires.
 const TTL: Duration = Duration::from_secs(60);
 
