@@ -367,7 +367,8 @@ impl Executor<'_> {
         };
         if let Some(read) = HoldCommand::read(self.engine, entry.verb, command, self.session) {
             return match read {
-                Ok(hold) => self.hold(hold).await,
+                // boxed to keep idle connections small
+                Ok(hold) => Box::pin(self.hold(hold)).await,
                 Err(error) => self.reject(command, error).await,
             };
         }

@@ -97,7 +97,8 @@ impl Limiter {
         let mut is_held = hold.is_some();
         let decisions = match hold {
             None => checks.decide(backend, deadline).await?,
-            Some(id) => match self.hold_jointly(&mut checks, id, deadline).await? {
+            // boxed to keep the future of groups without holds small
+            Some(id) => match Box::pin(self.hold_jointly(&mut checks, id, deadline)).await? {
                 GroupHold::Decided(decisions) => {
                     // a settlement by the id would reach the store, too, where it may be that of another hold
                     let is_made = decisions.holds.iter().any(|hold| hold.outcome == HoldOutcome::Held);
