@@ -205,14 +205,14 @@ fn is_hold_error(outcome: HoldOutcome) -> bool {
     matches!(outcome, HoldOutcome::Conflict | HoldOutcome::Full)
 }
 
-/// Returns which parts of a denied hold are taken back. One that was half made before is taken back as well, unless its id belongs to
-/// another hold.
+/// Returns which parts of a hold are taken back. If it was denied, those that an earlier attempt made are taken back as well, unless the id
+/// belongs to another hold. After an error, they stay: the earlier attempt may still succeed, and a later one completes the hold.
 fn hold_denial(check: &Check, progress: &Progress) -> HoldDenial {
     let reserved = || progress.reserved.iter().flatten();
     let mut outcomes = reserved().flat_map(|part| &part.answers).map(|answer| answer.hold.outcome);
     let needs_new_id = check.hold().is_some_and(|hold| hold.operation.needs_new_id());
-    let outcomes: &[HoldOutcome] = if needs_new_id || outcomes.any(|outcome| outcome == HoldOutcome::Conflict)
-    {
+    let has_conflict = outcomes.any(|outcome| outcome == HoldOutcome::Conflict);
+    let outcomes: &[HoldOutcome] = if needs_new_id || has_conflict || progress.error.is_some() {
         &[HoldOutcome::Held]
     } else {
         &[HoldOutcome::Held, HoldOutcome::Repeated]

@@ -1,6 +1,6 @@
 //! The outcome of a check whose tiers are on several slots, combined from their answers.
 
-use sluicegate_core::{Answer, Operation, Timestamp, step::granted};
+use sluicegate_core::{Answer, HoldOutcome, Operation, Timestamp, step::granted};
 
 use super::split::{Done, Kind, Part, Reserved};
 use crate::{
@@ -97,7 +97,10 @@ impl Progress {
                 .iter()
                 .flatten()
                 .any(|part| !is_check || part.answers.iter().any(|answer| answer.charged > 0));
-            let all_refunded = done.iter().flatten().all(|done| done.answers.is_some());
+            // what an earlier attempt made stays
+            let mut answers = self.reserved.iter().flatten().flat_map(|part| &part.answers);
+            let has_earlier = answers.any(|answer| answer.hold.outcome == HoldOutcome::Repeated);
+            let all_refunded = !has_earlier && done.iter().flatten().all(|done| done.answers.is_some());
             return Err(match error {
                 StoreError::Ambiguous(_) => error,
                 error if !others_ran || check.operation() == Operation::Peek => error,

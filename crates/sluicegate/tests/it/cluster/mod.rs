@@ -1,5 +1,6 @@
 //! Redis Cluster: slot migration, dead nodes, lost replies, and checks over several nodes.
 
+mod holds;
 mod node_calls;
 mod release;
 mod round_trips;
