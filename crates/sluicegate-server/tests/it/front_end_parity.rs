@@ -144,15 +144,20 @@ impl Fronts {
             bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
         }
         self.resp.write_all(&bytes).await.unwrap();
-        let first = self.line().await;
+        let first = self.value().await;
         let Some(count) = first.strip_prefix('*') else { return vec![first] };
-        let mut lines = Vec::new();
+        let mut values = Vec::new();
         for _ in 0..count.parse().unwrap() {
-            let line = self.line().await;
-            let has_text = line.starts_with('$') && line != "$-1";
-            lines.push(if has_text { self.line().await } else { line });
+            values.push(self.value().await);
         }
-        lines
+        values
+    }
+
+    /// Returns the text of a bulk string, or the line of another value.
+    async fn value(&mut self) -> String {
+        let line = self.line().await;
+        let has_text = line.starts_with('$') && line != "$-1";
+        if has_text { self.line().await } else { line }
     }
 
     async fn line(&mut self) -> String {

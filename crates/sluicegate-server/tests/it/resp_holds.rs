@@ -157,7 +157,7 @@ async fn only_the_scope_adjust_may_charge_more_than_the_excess_of_the_rule() {
     let check = Scopes { check: true, ..Scopes::default() };
     let both = Scopes { adjust: true, ..check };
     let none = Scopes::default();
-    let tokens = [("app", check), ("billing", both), ("guest", none)];
+    let tokens = [("app", check), ("billing", both), ("unscoped", none)];
     let api = Api::new(Access::new(tokens.map(|(name, may)| Token::new(name, name.as_bytes(), may)).into()));
     for (user, remaining) in [("app", 400), ("billing", 100)] {
         let hold = format!("SG.HOLD {user} 0 tokens=500 tenant {user}");
@@ -171,7 +171,7 @@ async fn only_the_scope_adjust_may_charge_more_than_the_excess_of_the_rule() {
         assert!(denied.starts_with(&format!("+OK *9 :0 :1000 :{remaining} ")), "{denied}");
     }
     for line in ["SG.HOLD a 0 1 t x", "SG.SETTLE a 1 t x", "SG.RELEASE a t x", "SG.RENEW a 5 t x"] {
-        let rejected = api.run(&["AUTH guest", line]).await;
+        let rejected = api.run(&["AUTH unscoped", line]).await;
         assert!(rejected.starts_with("+OK -NOPERM"), "{line}: {rejected}");
     }
 }

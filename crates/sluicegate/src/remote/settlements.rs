@@ -47,6 +47,8 @@ struct Queue {
     waiting: VecDeque<Queued>,
     /// The tiers of all that wait.
     tiers: usize,
+    /// How many are being sent.
+    in_flight: usize,
     /// Whether a task sends them.
     is_sending: bool,
 }
@@ -131,7 +133,8 @@ impl Remote {
 
     /// Returns how many settlements are queued.
     pub(super) fn queued_settlements(&self) -> usize {
-        self.settlements.0.lock().waiting.len()
+        let queue = self.settlements.0.lock();
+        queue.waiting.len() + queue.in_flight
     }
 
     /// Returns the next queued settlements that are not too old; without any, the task must end.
@@ -141,6 +144,7 @@ impl Remote {
         queue.waiting.retain(|queued| queued.until > now);
         let count = queue.waiting.len().min(MAX_SENT);
         queue.is_sending = count > 0;
+        queue.in_flight = count;
         let taken = queue.waiting.drain(..count).collect();
         queue.tiers = queue.waiting.iter().map(|queued| queued.check.tiers().len()).sum();
         taken
@@ -171,6 +175,7 @@ impl Sender {
                 LONGEST_PAUSE.min(pause.max(FIRST_PAUSE) * 2)
             };
             let mut queue = remote.settlements.0.lock();
+            queue.in_flight = 0;
             // behind the others, so that a server that is down does not delay settlements for other servers
             queue.tiers += failed.iter().map(|queued| queued.check.tiers().len()).sum::<usize>();
             queue.waiting.extend(failed);

@@ -236,7 +236,8 @@ if has_holds then
         call('SETRANGE', KEYS[record_key], '0',
           pack(HOLD, 1, releases, units, at, expires, now + RETENTION, actual, excesses[tier], touches[tier]))
         if expires > now + RETENTION then -- otherwise it lives at most twice as long as needed
-          call('PEXPIRE', KEYS[record_key], ttl_text(now + RETENTION))
+          local _, settled_ttl = text_of(now + RETENTION)
+          call('PEXPIRE', KEYS[record_key], settled_ttl)
         end
         stored[record_key] = nil
         answer, result = packed_level(limit, after, index, 0), pack(RESULT, SETTLED, 0, at, expires, actual)
