@@ -154,8 +154,11 @@ impl Ours {
 
     async fn with_rules(url: &str, keys: Keys, rules: Vec<Rule>) -> Result<Self> {
         let options = Options::default().deadline(DEADLINE);
-        let limiter =
-            Limiter::builder().store(RedisStore::connect(url).await?).rules(rules).options(options).build()?;
+        let limiter = Limiter::builder()
+            .store(RedisStore::connect(url).await?)
+            .rules(rules)
+            .options(options)
+            .build()?;
         let tokens = |count| Ok::<_, anyhow::Error>(Costs::new([(TOKENS_UNIT, Cost::new(count)?)])?);
         Ok(Self { limiter, keys, costs: tokens(ESTIMATE)?, actual: tokens(ACTUAL)? })
     }
