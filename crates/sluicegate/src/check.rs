@@ -119,6 +119,7 @@ pub enum CheckError {
 
 impl HoldOperation {
     /// Returns when the hold of this operation expires, from now, if it makes one.
+    #[cfg(feature = "redis")]
     pub(crate) fn new_ttl(self) -> Option<Duration> {
         match self {
             Self::Hold { ttl } | Self::HoldNew { ttl } => Some(ttl),
