@@ -78,7 +78,12 @@ pub use self::{body::ResponseBody, hold::ActualCosts, layer::RateLimitLayer, ser
 #[doc = include_str!("../../../docs/middleware.md")]
 struct Guide;
 
-/// The examples of the page about budgets, run as tests.
-#[cfg(doctest)]
+/// The examples of the page about LLM budgets, run as tests.
+#[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../../../docs/budgets.md")]
 struct Budgets;
+
+/// The examples of the page about in-flight limits, run as tests.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../../../docs/in-flight.md")]
+struct InFlight;
