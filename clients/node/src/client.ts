@@ -183,7 +183,7 @@ export class Client {
   }
 
   /**
-   * Replaces the estimate of a hold by the actual cost, once. A unit that is not named keeps its estimate. If the server is
+   * Replaces the estimate of a hold with the actual cost, once. A unit that is not named keeps its estimate. If the server is
    * unavailable, the call is repeated in the background, and the outcome is `queued`.
    *
    * @throws SluicegateError

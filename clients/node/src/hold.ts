@@ -38,7 +38,7 @@ export interface HoldCaller {
  * The end of an `await using` block settles `actualCost`, or the estimate if that is not set, unless the hold has ended before.
  */
 export class Hold {
-  /** The decision about the request with its estimated cost. */
+  /** The decision for the request with its estimated cost. */
   readonly decision: Decision;
   /** The id of the hold. */
   readonly id: string;
@@ -85,7 +85,7 @@ export class Hold {
   }
 
   /**
-   * Replaces the estimate by the actual cost, once. A unit that is not named keeps its estimate. If the server is unavailable, the
+   * Replaces the estimate with the actual cost, once. A unit that is not named keeps its estimate. If the server is unavailable, the
    * call is repeated in the background, and the outcome is `queued`.
    *
    * @throws SluicegateError

@@ -1,6 +1,6 @@
 //! Holds: admitted requests whose cost is corrected later, and that count as live until then.
 //!
-//! A hold charges its estimate like a check, and records it under an id. Settling replaces the estimate by the actual cost, once:
+//! A hold charges its estimate like a check, and records it under an id. Settling replaces the estimate with the actual cost, once:
 //! it refunds the difference to the charge of the hold, or charges the excess. A hold that is not settled expires. Then its estimate stays
 //! charged and ages with its window, or it is refunded ([`OnExpiry`]).
 //!
@@ -29,7 +29,7 @@ pub const MIN_HOLD_TTL: Duration = Duration::from_millis(1);
 pub const MAX_HOLD_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 /// The time until a hold expires if neither the request nor a rule sets it.
 pub const DEFAULT_HOLD_TTL: Duration = Duration::from_secs(60);
-/// How long the id of a settled or expired hold stays known.
+/// How long the id of a settled or expired hold is kept.
 pub const HOLD_RETENTION: Duration = Duration::from_secs(60);
 /// The most holds of one counter that are live, or expired and not released yet.
 pub const MAX_LIVE_HOLDS: usize = 100_000;
@@ -105,7 +105,7 @@ pub struct HoldAnswer {
 }
 
 impl HoldAnswer {
-    /// The answer to an operation that is not about a hold.
+    /// The answer to an operation that is not for a hold.
     pub const NONE: Self = Self::new(HoldOutcome::NotHeld);
 
     const fn new(outcome: HoldOutcome) -> Self {
@@ -306,7 +306,7 @@ impl Holds {
         }
     }
 
-    /// Removes up to [`MAX_RELEASED`] holds that have left, and refunds those that are released. Returns how many were removed.
+    /// Removes up to [`MAX_RELEASED`] holds that have left, and refunds those that are released. Returns the number of removed holds.
     pub fn release_expired(&mut self, state: &mut State, limit: &Limit, now: Timestamp) -> u32 {
         let mut removed = 0;
         while removed < MAX_RELEASED
@@ -351,7 +351,7 @@ impl Holds {
         answer
     }
 
-    /// Replaces the estimate of a hold by the actual cost; without one, the estimate stays. The excess is at most `max_excess`; without it,
+    /// Replaces the estimate of a hold with the actual cost; without one, the estimate stays. The excess is at most `max_excess`; without it,
     /// at most that of the limit.
     pub fn settle(
         &mut self,
@@ -437,7 +437,7 @@ impl Holds {
         record.with_outcome(current(state, &record.limit, now), HoldOutcome::Settled)
     }
 
-    /// Removes all live holds, because their counter was deleted. Ids of settled holds stay known.
+    /// Removes all live holds, because their counter was deleted. Ids of settled holds are kept.
     pub fn reset(&mut self) {
         self.index = Index::default();
     }

@@ -369,7 +369,7 @@ impl Limit {
         matches!(self.on_expiry, OnExpiry::Release)
     }
 
-    /// Returns the most units that settling a hold charges beyond its estimate: the capacity, unless it was set.
+    /// Returns the most units that a settlement charges beyond the estimate: the capacity, unless it was set.
     pub const fn max_excess(&self) -> u64 {
         match self.max_excess {
             Some(units) => units as u64,

@@ -63,7 +63,7 @@ impl Transport {
 /// An operation on a hold that was made before.
 #[derive(Clone, Debug)]
 pub enum HoldAdjustment {
-    /// Replaces the estimate by the actual costs. A unit that is not named keeps its estimate.
+    /// Replaces the estimate with the actual costs. A unit that is not named keeps its estimate.
     Settle {
         /// The actual costs.
         costs: Costs,

@@ -78,7 +78,7 @@ fn outcomes(answers: &[Answer]) -> Vec<HoldOutcome> {
     answers.iter().map(|answer| answer.hold.outcome).collect()
 }
 
-/// A counter that no other test case uses, and with it new ids: those of ended holds stay known.
+/// A counter that no other test case uses, and with it new ids: those of ended holds are kept.
 struct Counter<'a> {
     fixture: &'a StoreFixture,
     key: String,
@@ -523,7 +523,7 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// A hold that is taken back leaves nothing behind: its units are free, and its id is unknown.
+    /// A hold that is reverted leaves nothing behind: its units are free, and its id is unknown.
     a_hold_that_is_taken_back_leaves_nothing(fixture) {
         for limit in all_limits().into_iter().chain(releasing()) {
             let counter = fixture.new_counter();
@@ -570,7 +570,7 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// A repeated hold is completed where a counter has lost it. If that counter denies, the others are taken back.
+    /// A repeated hold is completed where a counter has lost it. If that counter denies, the others are reverted.
     a_repeated_hold_is_completed_or_taken_back(fixture) {
         for limit in all_limits() {
             for is_full in [false, true] {

@@ -1,4 +1,4 @@
-//! Seeded random histories of holds: made, repeated, settled, renewed and taken back, with several ids per counter, mixed with other
+//! Seeded random histories of holds: made, repeated, settled, renewed and reverted, with several ids per counter, mixed with other
 //! operations on the same counters, changed limits and resets. A store must agree with the model on every field of every answer. A failure
 //! prints its seed; `SLUICEGATE_SEED` and `SLUICEGATE_STEPS` apply as in [`history`](crate::history).
 

@@ -50,13 +50,13 @@ pub enum HoldOperation {
         /// When the hold expires, from now.
         ttl: Duration,
     },
-    /// The same for an id that is not trusted: an id that is known conflicts, also if the hold is the same, and a denial never takes back a
+    /// The same for an id that is not trusted: an id that is known conflicts, also if the hold is the same, and a denial never reverts a
     /// hold that exists. Sent only once, so that a conflict is never with itself.
     HoldNew {
         /// When the hold expires, from now.
         ttl: Duration,
     },
-    /// Replace the estimate of each tier by its cost.
+    /// Replace the estimate of each tier with its cost.
     Settle {
         /// The tiers that keep their estimate, as bits.
         kept: u64,
@@ -233,7 +233,7 @@ impl Check {
             || (is_conditional && self.tiers.iter().any(|tier| tier.terms.limit.releases_expired()))
     }
 
-    /// Whether every limit of the check has a lease, and it is not about a hold.
+    /// Whether every limit of the check has a lease, and it is not for a hold.
     #[inline]
     pub(crate) fn is_leasable(&self) -> bool {
         self.hold.is_none() && self.tiers.iter().all(|tier| tier.terms.limit.lease().is_some())

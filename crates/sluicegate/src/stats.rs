@@ -45,7 +45,7 @@ pub struct Stats {
     pub leases: LeaseStats,
     /// Holds by outcome.
     pub holds: HoldStats,
-    /// Checks that left out a rule that counts requests in flight.
+    /// Checks that left out a concurrency rule.
     pub skipped_concurrency: u64,
 }
 

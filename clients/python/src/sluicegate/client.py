@@ -120,7 +120,7 @@ class Client:
         headers: bool = False,
         deadline: float | None = None,
     ) -> Hold:
-        """Decides about a request with an estimated cost, and holds it until the actual cost is known.
+        """Checks a request with an estimated cost, and holds it until the actual cost is known.
 
         Rules with the algorithm `concurrency` need a hold. Use it as a context manager:
         `with client.hold(…) as hold:`. Without an `id`, a random one is used; the same id again, while the hold is
@@ -152,7 +152,7 @@ class Client:
         id: str | None = None,
         deadline: float | None = None,
     ) -> Settlement:
-        """Replaces the estimate of a hold by the actual cost, once. A unit that is not named keeps its estimate.
+        """Replaces the estimate of a hold with the actual cost, once. A unit that is not named keeps its estimate.
 
         Pass the token of the hold, or its labels or its key and limit with its id. If the server is unavailable, the
         call is repeated in the background, and the outcome is `queued`.

@@ -37,7 +37,7 @@ class HoldState:
 
     @property
     def decision(self) -> Decision:
-        """The decision about the request with its estimated cost."""
+        """The decision for the request with its estimated cost."""
         return self._answer.decision
 
     @property
@@ -133,7 +133,7 @@ class Hold(HoldState):
         self._adjust = adjust
 
     def settle(self, cost: Cost, *, deadline: float | None = None) -> Settlement:
-        """Replaces the estimate by the actual cost, once. A unit that is not named keeps its estimate.
+        """Replaces the estimate with the actual cost, once. A unit that is not named keeps its estimate.
 
         If the server is unavailable, the call is repeated in the background, and the outcome is `queued`.
         """
@@ -202,7 +202,7 @@ class AsyncHold(HoldState):
         self._renewing: asyncio.Task[None] | None = None
 
     async def settle(self, cost: Cost, *, deadline: float | None = None) -> Settlement:
-        """Replaces the estimate by the actual cost, once. A unit that is not named keeps its estimate.
+        """Replaces the estimate with the actual cost, once. A unit that is not named keeps its estimate.
 
         If the server is unavailable, the call is repeated in the background, and the outcome is `queued`.
         """

@@ -73,7 +73,7 @@ struct HoldTerms {
     ttl: Option<String>,
     /// What happens to the units of a hold that expires.
     on_expiry: &'static str,
-    /// The most units that settling charges beyond the estimate; none for a rule that counts requests in flight.
+    /// The most units that a settlement charges beyond the estimate; none for a concurrency rule.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_excess: Option<u64>,
     /// The label that carries the id.

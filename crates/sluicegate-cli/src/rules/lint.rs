@@ -138,7 +138,7 @@ fn useless_lease(rule: &Rule, store: &StoreSettings) -> Option<String> {
     })
 }
 
-/// Reports a rule that counts requests in flight, but has no label from which proxies' calls take the id of a hold.
+/// Reports a concurrency rule, but has no label from which proxies' calls take the id of a hold.
 fn skipped_by_proxies(rule: &Rule) -> Option<String> {
     let needs_hold = !rule.limit.algorithm().properties().has_window;
     (needs_hold && rule.hold.is_none()).then(|| {
@@ -148,7 +148,7 @@ fn skipped_by_proxies(rule: &Rule) -> Option<String> {
     })
 }
 
-/// Reports a rule that counts by the label that carries the ids of its holds.
+/// Reports a rule that counts by the label that contains the id of a hold.
 fn id_in_per(rule: &Rule) -> Option<String> {
     let label = rule.hold.as_deref().filter(|label| counts_by(rule, label))?;
     Some(format!(
@@ -157,7 +157,7 @@ fn id_in_per(rule: &Rule) -> Option<String> {
     ))
 }
 
-/// Reports a rule whose `when` fixes the label that carries the ids of its holds.
+/// Reports a rule whose `when` fixes the label that contains the id of a hold.
 fn fixed_id(rule: &Rule) -> Option<String> {
     let label = rule.hold.as_deref()?;
     matches!(condition_on(&rule.when, label), Some(Pattern::Exact(_))).then(|| {

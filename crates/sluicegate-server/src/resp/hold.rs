@@ -1,4 +1,4 @@
-//! Commands about holds: from a command to a call of the engine, and from its outcome to a reply.
+//! Commands for holds: from a command to a call of the engine, and from its outcome to a reply.
 //!
 //! These commands name a hold by its id and the labels of the request that made it, because a script can keep those more easily than a
 //! token.
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::engine::{Engine, Excess, HoldAdjustment, Transport};
 
-/// A command about a hold.
+/// A command for a hold.
 #[derive(Debug)]
 pub(super) enum HoldCommand {
     /// Makes one.
@@ -31,7 +31,7 @@ pub(super) enum HoldCommand {
 }
 
 impl HoldCommand {
-    /// Reads a command, if it is about a hold. The number of its arguments is valid.
+    /// Reads a command, if it is for a hold. The number of its arguments is valid.
     pub(super) fn read(
         engine: &Engine,
         verb: Verb,

@@ -301,7 +301,7 @@ impl Model {
         }
     }
 
-    /// Settles, renews or takes back a hold.
+    /// Settles, renews or reverts a hold.
     fn adjust_holds(&mut self, check: &Check, id: &str, operation: HoldOperation, now: u64) -> HeldExpected {
         let adjusted = check.tiers().iter().enumerate().map(|(index, tier)| {
             let Some(record) = self.known(tier, id, now).cloned() else {

@@ -226,7 +226,7 @@ impl JointCheck {
         self.has_hold[position]
     }
 
-    /// Returns the denials by all rules that count requests in flight, by the request that reaches them.
+    /// Returns the denials by all concurrency rules, by the request that reaches them.
     pub(super) fn denials_in_flight(&self) -> Vec<(usize, TierDecision)> {
         let reached = self.reached.iter().filter(|(_, position)| is_in_flight(&self.tiers[*position]));
         let denied = reached.map(|&(request, position)| {

@@ -342,7 +342,7 @@ impl Hold {
         &self.decision
     }
 
-    /// Replaces the estimate by the actual cost. A unit that is not named keeps its estimate.
+    /// Replaces the estimate with the actual cost. A unit that is not named keeps its estimate.
     ///
     /// # Errors
     /// As [`Limiter::settle`]. Then the hold is not released when it is dropped: it expires.
@@ -492,7 +492,7 @@ impl Limiter {
         Ok(HoldToken { id, tiers: tiers.collect() })
     }
 
-    /// Replaces the estimate of a hold by the actual cost, exactly once: refunds the difference to the charge of the hold, or charges the
+    /// Replaces the estimate of a hold with the actual cost, exactly once: refunds the difference to the charge of the hold, or charges the
     /// excess, even beyond the limit. A unit that is not named keeps its estimate.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Holds of callers that cannot keep a token, and whose requests have no field for an id: a label carries it ([`Rule::hold`]).
 //!
 //! Such ids may come from end clients. An id that is known therefore makes no second hold, and gets no first answer: the request is
-//! charged like a check, and denied by rules that count requests in flight.
+//! charged like a check, and denied by concurrency rules.
 
 use std::{sync::Arc, time::Duration};
 
@@ -96,7 +96,7 @@ impl Limiter {
     /// Decides as [`Limiter::check_group`], and holds what the checks charge under one id, without a token. Settle it with
     /// [`Limiter::settle_labels`].
     ///
-    /// A rule that counts requests in flight counts the request once, times its own cost; those that match only requests that
+    /// A concurrency rule counts the request once, times its own cost; those that match only requests that
     /// [skip](Request::skip_concurrency) them are left out. The charges of these requests stay as they are.
     ///
     /// The id is not trusted. If it is known to one of the counters, nothing is held: the request is charged like a check, or denied if an enforced

@@ -8,7 +8,7 @@
 //! | `decide` | from a request to a decision |
 //! | `group` | several requests, all or none |
 //! | `hold`, `hold_token`, `pending_hold` | requests whose cost is corrected later |
-//! | `label_hold` | holds whose id a label carries |
+//! | `label_hold` | holds whose id is in a label |
 //! | `reset` | deleting counters |
 
 mod adjust;
@@ -92,7 +92,7 @@ pub struct Limiter {
 struct Inner {
     backend: Backend,
     rules: ArcSwap<RuleSet>,
-    /// Checks that left out a rule that counts requests in flight.
+    /// Checks that left out a concurrency rule.
     skipped_concurrency: AtomicU64,
     holds: HoldCounters,
 }

@@ -268,7 +268,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     }
 
     /// Decides a check together with the holds of its counters. If the id of a hold is known to some of them only, it is decided by the others:
-    /// then it is complete, or the known ones are taken back.
+    /// then it is complete, or the known ones are reverted.
     fn decide_held(&mut self, check: &Check, locations: &[(usize, u64)]) -> Vec<Answer> {
         let tiers: Vec<_> = check.tiers().iter().zip(locations).collect();
         match check.hold() {
@@ -410,12 +410,12 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         shard.release_expired(&lookup, budget, now)
     }
 
-    /// Settles, renews or takes back a hold.
+    /// Settles, renews or reverts a hold.
     fn adjust_hold(&mut self, tiers: &[HeldTier<'_>], operation: HoldOperation, id: &[u8]) -> Vec<Answer> {
         tiers.iter().enumerate().map(|(index, tier)| self.adjust_one(tier, operation, index, id)).collect()
     }
 
-    /// Settles, renews or takes back a hold of one tier, whose index is that in the check.
+    /// Settles, renews or reverts a hold of one tier, whose index is that in the check.
     fn adjust_one(
         &mut self,
         (tier, location): &HeldTier<'_>,

@@ -1,4 +1,4 @@
-//! Holds whose id a label carries, on memory, Redis and a Cluster.
+//! Holds whose id is in a label, on memory, Redis and a Cluster.
 
 use std::time::Duration;
 

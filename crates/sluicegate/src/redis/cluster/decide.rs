@@ -205,7 +205,7 @@ fn is_hold_error(outcome: HoldOutcome) -> bool {
     matches!(outcome, HoldOutcome::Conflict | HoldOutcome::Full)
 }
 
-/// Returns which parts of a hold are taken back. If it was denied, those that an earlier attempt made are taken back as well, unless the id
+/// Returns which parts of a hold are reverted. If it was denied, those that an earlier attempt made are reverted as well, unless the id
 /// belongs to another hold. After an error, they stay: the earlier attempt may still succeed, and a later one completes the hold.
 fn hold_denial(check: &Check, progress: &Progress) -> HoldDenial {
     let reserved = || progress.reserved.iter().flatten();

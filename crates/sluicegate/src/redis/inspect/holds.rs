@@ -135,7 +135,7 @@ impl InspectedServer {
             .filter(|(_, exists)| *exists == Value::Int(0))
             .map(|(hold, _)| hold)
             .collect();
-        // a hold that was taken back since the index was read has left it
+        // a hold that was reverted since the index was read has left it
         let mut scores = redis::pipe();
         for (member, _) in &missing {
             scores.cmd("ZSCORE").arg(index).arg(*member);

@@ -184,7 +184,7 @@ if has_holds then
     return state
   end
 
-  -- Answers a tier to which the id of a hold is known. If others deny, the hold is taken back.
+  -- Answers a tier to which the id of a hold is known. If others deny, the hold is reverted.
   local function repeat_tier(group, place, record, id, is_granted)
     if not is_granted then
       local state = take_back(group, place, record, id)
@@ -235,7 +235,7 @@ if has_holds then
     end
   end
 
-  -- Decides a check, or a hold, at the counters that do not know it yet. If they admit it, it is complete; otherwise it is taken back where it
+  -- Decides a check, or a hold, at the counters that do not know it yet. If they admit it, it is complete; otherwise it is reverted where it
   -- is known.
   local function decide_unknown(group, first, count, known)
     local is_check, passes, released, full, is_full = group.operation ~= PEEK, {}, {}, {}, false
@@ -286,7 +286,7 @@ if has_holds then
     end
   end
 
-  -- Replaces the estimate of a hold by the actual cost.
+  -- Replaces the estimate of a hold with the actual cost.
   local function settle(key, index, state, record, id, actual, excess)
     local limit, units = record.limit, record.units
     actual = min(actual, units + (excess >= 0 and excess or record.excess), MAX_EXACT)
@@ -305,7 +305,7 @@ if has_holds then
     record.is_settled, record.charged, record.known_until = true, actual, now + RETENTION
   end
 
-  -- Settles, renews or takes back the hold of one counter.
+  -- Settles, renews or reverts the hold of one counter.
   local function adjust_hold(group, first, tier, record)
     local place, id, operation = first + tier, group.ids[first], group.operation
     local key, index, record_key = group.fields[place], group.indexes[place], group.records[place]

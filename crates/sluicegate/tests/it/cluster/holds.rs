@@ -1,4 +1,4 @@
-//! Holds over several nodes: completed or taken back when they are repeated, never made by halves after a denial.
+//! Holds over several nodes: completed or reverted when they are repeated, never made by halves after a denial.
 
 use std::{
     slice,
@@ -112,7 +112,7 @@ use HoldOutcome::{Already, Held, NotHeld, Repeated, Settled};
 async fn a_half_made_hold_is_completed_when_it_is_repeated() {
     let scenario = Scenario::start().await;
     for limit in &limits() {
-        // the last node made its part, and that of the first node was taken back
+        // the last node made its part, and that of the first node was reverted
         scenario.lose_reply(2);
         let error = scenario.on_hold(limit, "last", HOLD).await.unwrap_err();
         assert!(matches!(error, StoreError::Ambiguous(_)), "{error}");

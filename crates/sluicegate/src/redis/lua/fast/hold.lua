@@ -7,9 +7,9 @@
 local held_answers, decide_held_group, save_held = {}, nil, nil
 
 if has_holds then
-  -- Of the current check, by tier.
+  -- The current check, by tier.
   local costs, keys, indexes, record_keys, afters = {}, {}, {}, {}, {}
-  -- Of the hold that is settled, by tier.
+  -- The hold to settle, by tier.
   local releases_of, units_of, times, expiries, actuals, excesses, touches, settled_limits = {}, {}, {}, {}, {}, {}, {}, {}
   -- By index: the number of holds, when the last one leaves (nil: not known), until when the index must exist, and whether it was empty.
   -- By key: the units of a concurrency counter that have changed.
