@@ -524,7 +524,7 @@ conformance_tests! { hold_conformance:
     }
 
     /// A hold that is reverted leaves nothing behind: its units are free, and its id is unknown.
-    a_hold_that_is_taken_back_leaves_nothing(fixture) {
+    a_reverted_hold_leaves_nothing(fixture) {
         for limit in all_limits().into_iter().chain(releasing()) {
             let counter = fixture.new_counter();
             counter.on_hold("id", &limit, 4, HOLD).await;
@@ -571,7 +571,7 @@ conformance_tests! { hold_conformance:
     }
 
     /// A repeated hold is completed where a counter has lost it. If that counter denies, the others are reverted.
-    a_repeated_hold_is_completed_or_taken_back(fixture) {
+    a_repeated_hold_is_completed_or_reverted(fixture) {
         for limit in all_limits() {
             for is_full in [false, true] {
                 let (first, second) = (fixture.new_counter(), fixture.new_counter());

@@ -138,7 +138,7 @@ fn useless_lease(rule: &Rule, store: &StoreSettings) -> Option<String> {
     })
 }
 
-/// Reports a concurrency rule, but has no label from which proxies' calls take the id of a hold.
+/// Reports a concurrency rule without a label for the id of a hold: proxies skip it.
 fn skipped_by_proxies(rule: &Rule) -> Option<String> {
     let needs_hold = !rule.limit.algorithm().properties().has_window;
     (needs_hold && rule.hold.is_none()).then(|| {
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_of_holds_that_rules_count_by_or_fix_is_reported() {
+    fn a_label_with_hold_ids_in_per_or_fixed_by_when_is_reported() {
         let held = || rule("a", 5).hold("id");
         assert_warning(vec![held().per(["tenant", "id"])], "remove id from per");
         assert_warning(vec![held().when("id", "7")], "every request has the same id");

@@ -194,7 +194,7 @@ impl FileReport {
     pub(super) fn not_simulated_note(&self) -> Option<String> {
         (!self.not_simulated.is_empty()).then(|| {
             let rules = self.not_simulated.join(", ");
-            format!("not simulated, because a log does not contain when requests end: {rules} (concurrency)")
+            format!("not simulated, because a log does not contain the times at which requests end: {rules} (concurrency)")
         })
     }
 

@@ -127,7 +127,7 @@ impl Default for TierInfo {
 pub(super) enum ConcurrencyRules {
     /// They apply: the request is a hold or a peek.
     Apply,
-    /// They are left out.
+    /// They are skipped.
     Skip,
     /// They are an error.
     Reject,
@@ -158,7 +158,7 @@ pub(super) struct MatchedRules {
     pub(super) infos: TierInfos,
     /// Rules that deny without counting.
     pub(super) denials: Vec<TierDecision>,
-    /// Whether a check left out a concurrency rule.
+    /// Whether a check skipped a concurrency rule.
     pub(super) has_skipped: bool,
 }
 

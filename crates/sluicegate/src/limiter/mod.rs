@@ -92,7 +92,7 @@ pub struct Limiter {
 struct Inner {
     backend: Backend,
     rules: ArcSwap<RuleSet>,
-    /// Checks that left out a concurrency rule.
+    /// Checks that skipped a concurrency rule.
     skipped_concurrency: AtomicU64,
     holds: HoldCounters,
 }
