@@ -14,7 +14,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Requests can be held until their response ends, so that they count as in flight, and charged with the cost that is known then:
+//! A request can be held until its response ends. It counts as in flight until then, and is charged with its actual cost:
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {

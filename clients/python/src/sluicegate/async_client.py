@@ -352,7 +352,7 @@ class AsyncClient:
         return AsyncHold(answer, check.cost, self._core.report_dropped, self._adjust_hold)
 
     async def _adjust_hold(self, adjustment: HoldAdjustment, deadline: float | None) -> Settlement:
-        """Sends a call. One that ends the hold is repeated in the background if the server does not answer."""
+        """Sends a call. A settlement or release is repeated in the background if the server does not answer."""
         core = self._core
         seconds = core.deadline(deadline)
         is_end = adjustment.operation != "renew"
@@ -373,7 +373,7 @@ class AsyncClient:
             raise
 
     async def _send_again(self, encode: Callable[[float], bytes], seconds: float) -> Response:
-        """Sends an idempotent request, and once more if its connection is lost."""
+        """Sends an idempotent request. Repeats it once if the connection is lost."""
         expires = time.monotonic() + seconds
         try:
             return await self._send(encode(seconds), seconds)

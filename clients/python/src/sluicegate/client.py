@@ -320,7 +320,7 @@ class Client:
         return Hold(answer, check.cost, self._core.report_dropped, self._adjust_hold)
 
     def _adjust_hold(self, adjustment: HoldAdjustment, deadline: float | None) -> Settlement:
-        """Sends a call. One that ends the hold is repeated in the background if the server does not answer."""
+        """Sends a call. A settlement or release is repeated in the background if the server does not answer."""
         core = self._core
         seconds = core.deadline(deadline)
         is_end = adjustment.operation != "renew"
@@ -335,7 +335,7 @@ class Client:
             raise
 
     def _send_again(self, encode: Callable[[float], bytes], seconds: float) -> Response:
-        """Sends an idempotent request, and once more if its connection is lost."""
+        """Sends an idempotent request. Repeats it once if the connection is lost."""
         expires = time.monotonic() + seconds
         try:
             return self._send(encode(seconds), seconds)

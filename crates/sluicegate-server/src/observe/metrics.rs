@@ -111,7 +111,7 @@ const LEASE_UNITS: Metric = counter(
     "lease_units",
     "Units charged in advance for hot keys: drawn, and what became of them (spent, returned, or lost until their window ends)",
 );
-const HOLDS: Metric = counter("holds", "Holds that were made, settled or released, or that expired, by outcome");
+const HOLDS: Metric = counter("holds", "Holds that were made, settled, released or expired, by outcome");
 const QUEUED_SETTLEMENTS: Metric = gauge(
     "queued_settlements",
     "Settlements and releases that are repeated in the background because the store did not answer",

@@ -229,8 +229,7 @@ impl Observation<'_> {
         self.record(request, observed, &active_rules);
     }
 
-    /// Records the decision of a hold. One that existed already is only counted as a request, because nothing was decided or charged
-    /// again.
+    /// Records the decision of a hold. A repeated hold counts only as a request, because nothing was decided or charged again.
     pub fn held(&self, request: &Request<'_>, held: &HoldDecision, active_rules: impl Fn() -> Arc<RuleSet>) {
         let decision = &held.decision;
         self.observer.requests.count(Call::Hold, outcome::of_request(decision));

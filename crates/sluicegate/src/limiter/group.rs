@@ -100,7 +100,7 @@ impl Limiter {
             // boxed to keep the future of groups without holds small
             Some(id) => match Box::pin(self.hold_jointly(&mut checks, id, deadline)).await? {
                 GroupHold::Decided(decisions) => {
-                    // a settlement by the id would reach the store, too, where it may be that of another hold
+                    // the store may have another hold with this id, which a settlement would end
                     let is_made = decisions.holds.iter().any(|hold| hold.outcome == HoldOutcome::Held);
                     is_held = is_made && decisions.failure.is_none();
                     decisions
@@ -149,7 +149,7 @@ pub(super) struct JointCheck {
     operation: Operation,
     pub(super) infos: TierInfos,
     pub(super) tiers: Tiers,
-    /// Whether one of the requests that reach each counter carries the id of a hold.
+    /// Whether one of the requests that reach each counter contains the id of a hold.
     has_hold: Vec<bool>,
     /// Which request reaches which counter: (request, position of the tier).
     reached: Vec<(usize, usize)>,
@@ -221,7 +221,7 @@ impl JointCheck {
         Ok(())
     }
 
-    /// Whether a counter is reached by a request that carries the id of a hold.
+    /// Whether a request that contains the id of a hold reaches a counter.
     pub(super) fn has_hold(&self, position: usize) -> bool {
         self.has_hold[position]
     }

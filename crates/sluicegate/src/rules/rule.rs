@@ -71,7 +71,7 @@ pub struct Rule {
     pub lease: Option<LeaseSize>,
     /// How long a process may spend what it has charged in advance; without it, a tenth of the window and at most one second.
     pub lease_for: Option<Duration>,
-    /// The time until a hold expires, if the request does not set it; the shortest of all rules that match. 60 seconds by default.
+    /// The time until a hold expires, if the request does not set it. The shortest of all matching rules is used; 60 seconds by default.
     pub ttl: Option<Duration>,
     /// The label that contains the id of a hold, for front ends whose requests have no field for it.
     pub hold: Option<Box<str>>,

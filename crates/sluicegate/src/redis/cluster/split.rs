@@ -77,7 +77,7 @@ fn part_of(check: &Check, operation: Operation, places: &[usize]) -> Check {
 pub(super) struct HoldDenial {
     /// The outcomes of parts that are reverted.
     pub(super) outcomes: &'static [HoldOutcome],
-    /// When it was denied; `None` after an error.
+    /// The time of the denial; `None` after an error.
     pub(super) at: Option<Timestamp>,
 }
 
