@@ -36,7 +36,7 @@ impl Default for PendingReleases {
     }
 }
 
-/// A refund of reserved units on one slot, or the end of a hold that another slot denied.
+/// A refund of reserved units on one slot, or the reversal of a hold that another slot denied.
 pub(super) struct Release {
     pub(super) slot: u16,
     pub(super) refund: Check,

@@ -1,4 +1,4 @@
-//! Holds over several nodes: completed or reverted when they are repeated, never made by halves after a denial.
+//! Holds over several nodes: repeating a partial hold completes or reverts it, and a denied hold is never partial.
 
 use std::{
     slice,
