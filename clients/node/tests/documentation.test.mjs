@@ -67,7 +67,7 @@ amount = 10
 name = "tokens"
 per = ["tenant"]
 unit = "tokens"
-amount = 1000
+amount = 100000
 window = "1m"
 `;
 

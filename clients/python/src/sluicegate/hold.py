@@ -62,7 +62,7 @@ class HoldState:
 
     @property
     def repeated(self) -> bool:
-        """Whether a hold with this id was live already. Then this is its first answer, and nothing was charged again."""
+        """Whether a hold with this id was live already. This is its first answer, and nothing was charged again."""
         return self._answer.repeated
 
     @property
@@ -118,8 +118,8 @@ class HoldState:
 class Hold(HoldState):
     """An admitted or denied hold of the blocking client.
 
-    As a context manager, it ends with its block, unless it was settled or released before. If `actual_cost` is set, that
-    cost is settled. Otherwise an exception releases the hold, and after a normal end the estimate stays charged.
+    As a context manager, it ends with its block, unless it was settled or released before. If `actual_cost` is set, it
+    is settled with that cost. Otherwise an exception releases it, and after a normal end the estimate stays charged.
     """
 
     def __init__(
