@@ -1,4 +1,4 @@
-//! Holds over Envoy's rate limit service: the request-phase call holds, the call at the end of the stream settles.
+//! Holds over Envoy's rate limit service: the call before a request makes the hold, and the call at the end of the stream settles it.
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
@@ -72,7 +72,7 @@ impl OnMemory {
         assert_eq!(codes(&answer), (Code::Ok, vec![Code::Ok; count]));
     }
 
-    /// Returns what is left of each rule that matches the tenant.
+    /// Returns the remaining units of each rule that matches the tenant.
     async fn left(&self) -> Vec<(String, u64)> {
         left(&self.limiter).await
     }
@@ -92,7 +92,7 @@ fn expect<const N: usize>(left: [(&str, u64); N]) -> Vec<(String, u64)> {
     left.map(|(rule, units)| (rule.to_owned(), units)).into()
 }
 
-/// Whether the answer has the mark of a hold as dynamic metadata.
+/// Whether the response has the settle entry as dynamic metadata.
 fn is_marked(answer: &RateLimitResponse) -> bool {
     let Some(metadata) = &answer.dynamic_metadata else { return false };
     let entries: Vec<_> = metadata.fields.iter().map(|(key, value)| (&**key, value.kind.clone())).collect();
@@ -162,7 +162,7 @@ async fn a_settlement_without_an_addend_beside_one_with_an_addend_has_no_effect(
     assert_eq!(envoy.limiter.stats().holds.settled, 4);
 }
 
-/// Envoy adds the mark to the call at the end of a stream from the metadata, so that only requests that are held have such a call.
+/// Envoy copies the settle entry from the metadata into the call at the end of a stream, so only requests that are held have such a call.
 #[tokio::test]
 async fn only_the_response_to_a_held_request_has_the_settle_entry() {
     let [requests, tokens, in_flight] = budget();
@@ -289,7 +289,7 @@ async fn the_descriptors_of_a_request_are_held_together_or_not_at_all() {
     assert_eq!(envoy.left().await, expect([("requests", 97), ("tokens", 898), ("in-flight", 1)]));
 }
 
-/// Charges of descriptors without an id, and of rules without `hold`, stay as they are, whatever their rules do with expired holds.
+/// Charges of descriptors without an id, and of rules without `hold`, are not corrected, regardless of `on_expiry`.
 #[tokio::test]
 async fn a_rule_without_hold_keeps_its_charge_when_the_request_ends_or_expires() {
     let releasing = |rule: &str, label: &str| {

@@ -1,4 +1,4 @@
-//! Holds from the page, the live holds of a counter, and the chart of holds.
+//! The dashboard makes and releases holds, and shows the live holds of a counter and the chart of holds.
 
 use super::browser::Browser;
 use crate::server_process::{ANY_PORTS, ConfigDir};

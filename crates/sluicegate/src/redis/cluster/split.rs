@@ -159,8 +159,8 @@ impl Part {
         follow_ups
     }
 
-    /// Returns the operation that reverts a hold that another part denied, where it had one of these outcomes. A part without a
-    /// reservation may know the hold from an earlier attempt.
+    /// Returns the operation that reverts a hold which another part denied, on tiers with one of these outcomes. A part without a
+    /// reservation may have the hold from an earlier attempt.
     pub(super) fn take_back(
         &self,
         check: &Check,

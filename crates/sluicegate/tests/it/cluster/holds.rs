@@ -253,8 +253,8 @@ async fn a_settlement_over_several_nodes_is_done_once_where_its_reply_is_lost() 
     }
 }
 
-/// Two nodes, each with an in-flight limit, lose every few replies. What the callers were allowed is never above the limit,
-/// and nothing is live after all have ended.
+/// Two nodes, each with an in-flight limit, lose every few replies. The admitted requests never exceed the limit,
+/// and no hold is live after all requests have ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_in_flight_over_two_nodes_stay_within_the_limit_while_replies_are_lost() {
     const LIMIT: i64 = 4;
