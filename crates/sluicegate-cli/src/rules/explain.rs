@@ -66,7 +66,7 @@ struct AppliedRule {
 /// The settings of a rule for holds.
 #[derive(Serialize)]
 struct HoldTerms {
-    /// Whether the rule counts requests in flight, so that the request must be a hold.
+    /// Whether this is a concurrency rule, which requires a hold.
     required: bool,
     /// The time until a hold expires, if the rule sets it.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -69,7 +69,7 @@ pub(super) struct FileReport {
     /// The highest number of counters in memory.
     pub(super) most_counters: usize,
     pub(super) rules: Vec<RuleReport>,
-    /// Rules that count requests in flight: a log does not contain when requests end.
+    /// Concurrency rules: a log does not contain the times at which requests end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) not_simulated: Vec<String>,
 }

@@ -307,7 +307,7 @@ impl MatchedRules {
     }
 }
 
-/// Whether a rule counts requests in flight.
+/// Whether this is a concurrency rule.
 fn is_concurrency(applied: &Applied<'_>) -> bool {
     matches!(applied.effect, Effect::Limit { limit, .. } if !limit.algorithm().properties().has_window)
 }

@@ -283,7 +283,7 @@ impl JointCheck {
     }
 }
 
-/// Whether a counter counts requests in flight.
+/// Whether this is the counter of a concurrency rule.
 fn is_in_flight(tier: &Tier) -> bool {
     !tier.terms.limit.algorithm().properties().has_window
 }

@@ -65,7 +65,7 @@ pub struct GroupHoldDecision {
 pub(super) enum GroupHold {
     /// It is decided.
     Decided(TierDecisions),
-    /// The id is known. These rules count requests in flight and deny, by the request that reaches them.
+    /// A hold with this id exists. These concurrency rules deny, by the request that reaches them.
     Known(Vec<(usize, TierDecision)>),
 }
 
@@ -96,11 +96,11 @@ impl Limiter {
     /// Decides as [`Limiter::check_group`], and holds what the checks charge under one id, without a token. Settle it with
     /// [`Limiter::settle_labels`].
     ///
-    /// A concurrency rule counts the request once, times its own cost; those that match only requests that
-    /// [skip](Request::skip_concurrency) it are not counted. The charges of these requests are not corrected.
+    /// A concurrency rule counts the request once, times its own cost. It is skipped if it matches only requests that
+    /// [skip](Request::skip_concurrency) concurrency rules; the charges of such requests are not corrected.
     ///
-    /// The id is not trusted. If it is known to one of the counters, nothing is held: the request is charged like a check, or denied if an enforced
-    /// rule counts requests in flight.
+    /// The id is not trusted. If one of the counters already has a hold with this id, nothing is held: the request is charged like a check, or
+    /// denied if an enforced concurrency rule matches.
     ///
     /// # Errors
     /// As [`Limiter::check_group`], and if a counter has too many live holds.
@@ -110,7 +110,7 @@ impl Limiter {
 
     /// Replaces the estimate of the hold whose id is in the labels, exactly once: with the actual cost, in the units of
     /// [`LabelHold::costs`], for the rules that match the labels and [name a label](Rule::hold). For other rules and units, and without an
-    /// actual cost, the estimate stays. Rules that count requests in flight no longer count it.
+    /// actual cost, the estimate stays. Concurrency rules no longer count it.
     ///
     /// # Errors
     /// When the store does not answer and too many operations wait for it.
