@@ -54,7 +54,7 @@ export class Hold {
   readonly #caller: HoldCaller;
   #actualCost: Cost | undefined;
   #timer: NodeJS.Timeout | undefined;
-  /** The call that was sent to settle or release the hold. If it is cancelled, it is repeated when the block ends. */
+  /** The call that was sent to end the hold: if it is cancelled, the end of the block repeats it. */
   #begun: HoldAdjustment | null = null;
   #isKeptAlive = false;
   #hasEnded = false;

@@ -305,7 +305,7 @@ impl Holds {
         }
     }
 
-    /// Removes up to [`MAX_RELEASED`] holds from the index whose time has passed, and refunds those that are released. Returns their number.
+    /// Removes up to [`MAX_RELEASED`] holds that have left, and refunds those that are released. Returns how many were removed.
     pub fn release_expired(&mut self, state: &mut State, limit: &Limit, now: Timestamp) -> u32 {
         let mut removed = 0;
         while removed < MAX_RELEASED
@@ -418,8 +418,8 @@ impl Holds {
         answer
     }
 
-    /// Reverts a hold as if it had not been made, because another server denied its part at `until`. A hold that had expired by then, or was
-    /// repeated since, is kept.
+    /// Reverts a hold as if it had not been made, for a hold over several servers of which another one denied at `until`, if it was live then
+    /// and not repeated since.
     pub fn take_back(&mut self, state: &mut State, id: &[u8], until: Timestamp, now: Timestamp) -> Answer {
         let is_meant = |record: &&Record| {
             !record.is_settled && (record.touched_us..record.expires_us).contains(&until.as_micros())

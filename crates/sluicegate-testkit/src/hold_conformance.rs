@@ -785,7 +785,7 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// A counter has a bounded number of live holds. A further one is an error that changes nothing; settling a hold allows another one.
+    /// A counter has a bounded number of live holds. A further one is an error that changes nothing; the end of a hold allows another one.
     the_live_holds_of_a_counter_are_bounded(fixture) {
         let limit = concurrency(1_000_000);
         let counter = fixture.new_counter();

@@ -31,7 +31,7 @@ class HoldState:
         self._estimate = estimate
         self._report = report
         self._actual_cost: Cost | None = None
-        # The call that was sent to settle or release the hold. If it is cancelled, it is repeated when the block ends.
+        # The call that was sent to end the hold: if it is cancelled, the end of the block repeats it.
         self._begun: HoldAdjustment | None = None
         self._has_ended = False
 

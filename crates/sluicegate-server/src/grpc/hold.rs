@@ -36,7 +36,7 @@ pub(super) async fn hold(
     decided
 }
 
-/// Settles the holds of the descriptors with the settle entry.
+/// Settles the holds of the descriptors that mark the end of a stream.
 ///
 /// # Errors
 /// The first one, after all others were settled.

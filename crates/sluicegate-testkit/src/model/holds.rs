@@ -371,7 +371,7 @@ impl Model {
         self.share_of(tier, record, now)
     }
 
-    /// Refunds expired holds of a counter, up to the bound.
+    /// Refunds the holds of a counter that have expired, a few at a time.
     fn release_expired(&mut self, tier: &Tier, now: u64) -> u32 {
         let counter = counter_of(tier);
         let Some(records) = self.holds.get_mut(&counter) else { return 0 };

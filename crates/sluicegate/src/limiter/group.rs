@@ -100,7 +100,7 @@ impl Limiter {
             // boxed to keep the future of groups without holds small
             Some(id) => match Box::pin(self.hold_jointly(&mut checks, id, deadline)).await? {
                 GroupHold::Decided(decisions) => {
-                    // the store may have another hold with this id, which a settlement would end
+                    // a settlement by the id would reach the store, too, where it may be that of another hold
                     let is_made = decisions.holds.iter().any(|hold| hold.outcome == HoldOutcome::Held);
                     is_held = is_made && decisions.failure.is_none();
                     decisions

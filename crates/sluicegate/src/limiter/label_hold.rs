@@ -65,7 +65,7 @@ pub struct GroupHoldDecision {
 pub(super) enum GroupHold {
     /// It is decided.
     Decided(TierDecisions),
-    /// A hold with this id exists. These concurrency rules deny, by the request that reaches them.
+    /// The id is known. These rules count requests in flight and deny, by the request that reaches them.
     Known(Vec<(usize, TierDecision)>),
 }
 

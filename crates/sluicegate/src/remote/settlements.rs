@@ -27,7 +27,7 @@ use crate::{
 const MAX_QUEUED: usize = 16_384;
 /// The most tiers of all queued settlements together: this bounds their memory, at a few hundred bytes each.
 const MAX_QUEUED_TIERS: usize = 65_536;
-/// How long a queued settlement is repeated.
+/// How long a queued settlement is repeated. By then the store has forgotten the hold.
 const MAX_AGE: Duration = Duration::from_secs(600);
 /// The most queued settlements that are sent at a time.
 const MAX_SENT: usize = 256;
@@ -137,7 +137,7 @@ impl Remote {
         queue.waiting.len() + queue.in_flight
     }
 
-    /// Returns the next queued settlements that are not too old. If there are none, the task must end.
+    /// Returns the next queued settlements that are not too old; without any, the task must end.
     fn take_queued(&self) -> Vec<Queued> {
         let mut queue = self.settlements.0.lock();
         let now = Instant::now();
@@ -176,7 +176,7 @@ impl Sender {
             };
             let mut queue = remote.settlements.0.lock();
             queue.in_flight = 0;
-            // at the end of the queue, so that a server that is down does not delay settlements for other servers
+            // behind the others, so that a server that is down does not delay settlements for other servers
             queue.tiers += failed.iter().map(|queued| queued.check.tiers().len()).sum::<usize>();
             queue.waiting.extend(failed);
         }
@@ -192,7 +192,7 @@ impl Drop for Sender {
     }
 }
 
-/// Returns the outcome of two attempts, the first of which was not admitted. If one of them may have had an effect, the error is ambiguous.
+/// Returns the outcome of two attempts, of which the first was not admitted. If one of them may have had an effect, the error is ambiguous.
 fn combine(
     one: Result<CheckShares, StoreError>,
     other: Result<CheckShares, StoreError>,
