@@ -21,7 +21,7 @@ import Redis from "ioredis";
 const OPERATIONS = { check: 0, peek: 1, charge: 2, refund: 3, hold: 0, settle: 4, release: 4, renew: 5 };
 const ALGORITHMS = { "fixed-window": 1, "sliding-counter": 2, "token-bucket": 3, "sliding-log": 4, concurrency: 6 };
 const OUTCOMES = ["", "held", "repeated", "renewed", "settled", "already", "late", "unknown", "conflict", "full"];
-// What an operation on a hold did, from the best to the worst outcome.
+// The outcomes of an operation on a hold, from the best to the worst.
 const WORST_LAST = ["settled", "released", "renewed", "already", "late", "unknown"];
 const [KEEP_ESTIMATE, RELEASE_EXPIRED] = [4, 8];
 const DEFAULT_TTL_MS = 60_000;
@@ -48,7 +48,7 @@ function crc32(text) {
   return (~crc >>> 0).toString(16).padStart(8, "0");
 }
 
-// Returns the key of a counter; with a kind, that of a record beside it.
+// Returns the key of a counter; with a kind, the key of the record of that kind.
 export function keyOf({ rule, values, algorithm }, prefix = "sg", kind = "") {
   const identity = identityOf(values);
   return `${prefix}1:{${crc32(identity)}}:${kind}${algorithm}:${rule ? encoded(rule) : "!key"}:${identity}`;
@@ -136,7 +136,7 @@ export class Sluicegate {
     const { names } = keys;
     const reply = await this.client.sluicegateBuffer(names.length, ...names, header, Buffer.concat(table), plan);
     if (!isHeld) return this.decision(reply, tiers, limits, operation);
-    // after the record of each tier is that of its hold: the reply without them is that of a check
+    // the record of each tier is followed by the record of its hold; without those, the reply is that of a check
     const start = 17 + 8 * tiers.length;
     const ends = tiers.map((_, at) => reply.subarray(start + 77 * at, start + 77 * (at + 1)));
     const records = ends.map((end) => end.subarray(0, 48));

@@ -25,7 +25,7 @@ import redis
 OPERATIONS = {"check": 0, "peek": 1, "charge": 2, "refund": 3, "hold": 0, "settle": 4, "release": 4, "renew": 5}
 ALGORITHMS = {"fixed-window": 1, "sliding-counter": 2, "token-bucket": 3, "sliding-log": 4, "concurrency": 6}
 OUTCOMES = ["", "held", "repeated", "renewed", "settled", "already", "late", "unknown", "conflict", "full"]
-# What an operation on a hold did, from the best to the worst outcome.
+# The outcomes of an operation on a hold, from the best to the worst.
 WORST_LAST = ["settled", "released", "renewed", "already", "late", "unknown"]
 KEEP_ESTIMATE, RELEASE_EXPIRED = 4, 8
 DEFAULT_TTL_MS = 60_000
@@ -44,7 +44,7 @@ def identity_of(values):
 
 
 def key_of(tier, prefix="sg", kind=""):
-    """Returns the key of a counter; with a kind, that of a record beside it."""
+    """Returns the key of a counter; with a kind, the key of the record of that kind."""
     identity = identity_of(tier["values"])
     rule = encoded(tier["rule"]) if tier.get("rule") else "!key"
     return f"{prefix}1:{{{zlib.crc32(identity.encode()):08x}}}:{kind}{tier['algorithm']}:{rule}:{identity}"

@@ -32,7 +32,7 @@ const TOKENS_UNIT: &str = "tokens";
 pub enum Rules {
     /// A fixed window of tokens.
     Tokens,
-    /// The same, and a limit of requests in flight.
+    /// The same, and an in-flight limit.
     TokensAndInFlight,
 }
 
@@ -146,7 +146,7 @@ impl Ours {
         }
     }
 
-    /// Connects a limiter with one limit of requests in flight.
+    /// Connects a limiter with one in-flight limit.
     pub async fn in_flight(url: &str, keys: Keys, amount: u64) -> Result<Self> {
         let rule = Rule::new("in-flight", Limit::concurrency(amount)?).per([USER]);
         Self::with_rules(url, keys, vec![rule]).await

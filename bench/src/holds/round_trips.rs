@@ -70,8 +70,8 @@ pub async fn table(effort: Effort, progress: &Progress) -> Result<Table> {
     }
     Ok(Table {
         name: NAME.to_owned(),
-        what: "one hold and its settlement behind a proxy that adds a round trip of 1 ms: 100,000 keys, a fixed window of tokens and a \
-               limit of requests in flight, all allowed. An operation is two round trips"
+        what: "one hold and its settlement behind a proxy that adds a round trip of 1 ms: 100,000 keys, a fixed window of tokens and an \
+               in-flight limit, all allowed. An operation is two round trips"
             .to_owned(),
         rounds: effort.rounds,
         columns: turn::columns(),

@@ -76,7 +76,7 @@ pub async fn table(args: &Args, effort: Effort, progress: &Progress) -> Result<T
         name: NAME.to_owned(),
         what: format!(
             "one hold of 800 tokens, which is settled with 320: 100,000 keys, {CALLERS} callers, all allowed. The rules are a fixed window \
-             of tokens, with and without a limit of requests in flight. The hand-written limiter makes two script calls"
+             of tokens, with and without an in-flight limit. The hand-written limiter makes two script calls"
         ),
         rounds: effort.rounds,
         columns: turn::columns(),

@@ -20,7 +20,7 @@ pub fn page(report: &Report) -> String {
          factor of {ABOUT}.\n\n\
          * *hand-written* is redis-rs with a reconnecting multiplexed connection and two plain scripts called by their digests \
          (`bench/src/remote/lua`): one charges the estimate and stores it under the id of the request, the other reads it and corrects \
-         the counter. The limit of requests in flight is a sorted set of ids by expiry. Unlike sluicegate, it charges again if a hold is \
+         the counter. The in-flight limit is a sorted set of ids, ordered by expiry. Unlike sluicegate, it charges again if a hold is \
          repeated, forgets a hold that has expired, and does not know an id that was settled.\n\
          * *sluicegate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s: `hold` and `Hold::settle` or \
          `Hold::release`.\n\n",

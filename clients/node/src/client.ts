@@ -154,8 +154,8 @@ export class Client {
   }
 
   /**
-   * Decides a request with an estimated cost, and holds it until the actual cost is known. Rules with the algorithm `concurrency`
-   * need a hold. If the server does not answer in time, the failure policy decides.
+   * Checks a request with an estimated cost, and holds it until the actual cost is known. Rules with the algorithm `concurrency`
+   * require a hold. If the server does not answer in time, the failure policy decides.
    *
    * ```js
    * await using hold = await client.hold({ labels: { tenant: "acme" }, cost: { tokens: 500 } });
@@ -168,9 +168,9 @@ export class Client {
   }
 
   /**
-   * Holds a request while a function runs, also if the request is denied: see `hold.allowed`. The hold is renewed while the function
-   * runs. Then `actualCost` is settled; if it is not set, an exception releases the hold, and a result settles the estimate.
-   * An `AbortError` settles the estimate, because a client could otherwise avoid every charge by disconnecting.
+   * Holds a request while a function runs. The function is also called if the request is denied: see `hold.allowed`. The hold is renewed
+   * while the function runs. Then it is settled with `actualCost`. If that is not set, an exception releases the hold, and otherwise the
+   * estimate stays charged, also after an `AbortError`: otherwise a client could avoid every charge by disconnecting.
    */
   withHold<T>(request: Request, use: (hold: Hold) => T | Promise<T>): Promise<T>;
   withHold<T>(request: Request, options: HoldOptions, use: (hold: Hold) => T | Promise<T>): Promise<T>;
@@ -183,7 +183,7 @@ export class Client {
   }
 
   /**
-   * Replaces the estimate of a hold by the actual cost, once. A unit that is not named keeps its estimate. If the server is
+   * Replaces the estimate of a hold with the actual cost, once. A unit that is not named keeps its estimate. If the server is
    * unavailable, the call is repeated in the background, and the outcome is `queued`.
    *
    * @throws SluicegateError
@@ -339,8 +339,8 @@ export class Client {
   }
 
   /**
-   * Sends an idempotent call of a hold. Any response is a success of the server: it can reject holds of one counter with a 503,
-   * because that has too many.
+   * Sends an idempotent call for a hold. For the circuit breaker, any response is a success: a 503 can mean that one counter has too many
+   * holds.
    */
   async #callOfHold<T>(operation: HoldOperation<T>, options: CallOptions, admission: Admission): Promise<T> {
     if (admission === "rejected") throw circuitOpen(this.#breaker.lastError);

@@ -63,7 +63,7 @@ export class UnknownRuleError extends InvalidRequestError {
   }
 }
 
-/** The id belongs to a hold with another cost, or to one that has ended; nothing was charged. */
+/** The id belongs to a hold with another cost, or to a hold that has ended; nothing was charged. */
 export class HoldConflictError extends InvalidRequestError {
   constructor(message: string) {
     super(message, "hold_conflict");

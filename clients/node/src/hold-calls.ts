@@ -1,5 +1,5 @@
 /**
- * The operations on holds. Each is idempotent: the client chooses the id, and ends a hold at most once.
+ * The operations on holds. Each is idempotent: the client chooses the id, and a hold is settled or released at most once.
  */
 
 import type { CallOptions, CheckOptions } from "./client.js";
@@ -27,7 +27,7 @@ const QUEUED: Settlement = { outcome: "queued", tiers: [] };
 /** The settings of a hold. */
 export interface HoldOptions extends CheckOptions {
   /**
-   * The id of the hold, of at most 128 bytes; a random one by default. The same id again, while the hold is live, gets the first
+   * The id of the hold, of at most 128 bytes; a random one by default. Repeating a live hold with its id returns the first
    * answer.
    */
   id?: string | undefined;
@@ -42,13 +42,13 @@ export interface HoldOperation<T> {
   read(body: unknown): T | null;
 }
 
-/** What the operations need of the client. */
+/** The functions of the client that the operations use. */
 export interface HoldPort {
-  /** Sends a call unless the circuit breaker is open, and once more if its connection is lost. */
+  /** Sends a call unless the circuit breaker is open. Repeats it once if the connection is lost. */
   callWithBreaker<T>(operation: HoldOperation<T>, options: CallOptions): Promise<T>;
-  /** Sends a call in any case, and once more if its connection is lost. */
+  /** Sends a call even if the circuit breaker is open. Repeats it once if the connection is lost. */
   callAlways<T>(operation: HoldOperation<T>, options: CallOptions): Promise<T>;
-  /** Reports an error that the failure policy hides. Throws it if it is of another kind. */
+  /** Reports an error after which the failure policy decides. Throws other errors. */
   decideDespite(error: unknown, request: Request, options: CheckOptions): Decision;
   report(error: SluicegateError): void;
 }
@@ -87,7 +87,7 @@ export class HoldCalls implements HoldCaller {
     } catch (error) {
       const isAborted = !(error instanceof SluicegateError);
       let reference = isAborted || isAmbiguous(error) ? referenceTo(request, id) : null;
-      // the server may have admitted it. An id of the caller may be held again: then a release would end the new hold
+      // the server may have admitted it. If the caller repeats its own id, a release would end the repeated hold
       const release = reference !== null && options.id === undefined ? releaseOf(reference) : null;
       if (isAborted && release !== null) this.#queue.add(release);
       const decision = this.#port.decideDespite(error, request, options);
@@ -100,7 +100,7 @@ export class HoldCalls implements HoldCaller {
     }
   }
 
-  /** Settles, releases or renews a hold. What ends it is repeated in the background if the server does not answer. */
+  /** Settles, releases or renews a hold. A settlement or release is repeated in the background if the server does not answer. */
   async adjust(adjustment: HoldAdjustment, options: CallOptions = {}): Promise<Settlement> {
     const operation = operationOf(adjustment);
     if (adjustment.operation === "renew") return this.#port.callAlways(operation, options);

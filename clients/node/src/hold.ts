@@ -9,19 +9,19 @@ import { type HoldAdjustment, type HoldAnswer, releaseOf, renewalOf, settlementO
 import { type Cost, costBody, type RequestBody } from "./request.js";
 import type { Settlement } from "./settlement.js";
 
-/** The part of its time to live after which a hold is renewed. */
+/** A hold is renewed after this fraction of its time to live. */
 const RENEW_AFTER = 2 / 3;
 
-/** The part of its time to live after which a failed renewal is repeated, and the shortest pause. */
+/** A failed renewal is repeated after this fraction of the time to live, and after this pause at the earliest. */
 const RENEW_AGAIN_AFTER = 1 / 15;
 const SHORTEST_RENEWAL_PAUSE_MS = 50;
 
 /** The outcomes for a hold that has no counters. */
 const WITHOUT_COUNTERS = { settle: "settled", release: "released", renew: "renewed" } as const;
 
-/** Sends the calls of holds. */
+/** Sends calls for holds. */
 export interface HoldCaller {
-  /** Sends a call; one that ends the hold is repeated in the background if the server does not answer. */
+  /** Sends a call. A settlement or release is repeated in the background if the server does not answer. */
   adjust(adjustment: HoldAdjustment, options?: CallOptions): Promise<Settlement>;
   /** Reports an error that no caller sees. */
   reportUnsettled(error: SluicegateError): void;
@@ -35,10 +35,11 @@ export interface HoldCaller {
  * if (hold.allowed) await hold.settle({ tokens: 120 });
  * ```
  *
- * The end of an `await using` block settles `actualCost`, or the estimate if that is not set, unless the hold has ended before.
+ * When an `await using` block ends, the hold is settled with `actualCost`, or with the estimate if that is not set, unless it has ended
+ * before.
  */
 export class Hold {
-  /** The decision about the request with its estimated cost. */
+  /** The decision for the request with its estimated cost. */
   readonly decision: Decision;
   /** The id of the hold. */
   readonly id: string;
@@ -46,7 +47,7 @@ export class Hold {
   readonly token: string | null;
   /** When the hold expires on the store's clock, in microseconds; null if no store recorded it. */
   readonly expiresAtUs: number | null;
-  /** Whether a hold with this id existed already. This is its first answer, and nothing was charged again. */
+  /** Whether a hold with this id was live already. Then this is its first answer, and nothing was charged again. */
   readonly isRepeated: boolean;
   readonly #answer: HoldAnswer;
   readonly #estimate: Cost;
@@ -70,12 +71,12 @@ export class Hold {
     this.#caller = caller;
   }
 
-  /** Whether the request is allowed. A denied hold has charged nothing, and nothing is settled. */
+  /** Whether the request is allowed. A denied hold has charged nothing and is not settled. */
   get allowed(): boolean {
     return this.decision.allowed;
   }
 
-  /** The cost that the end of the block settles, also after an exception. Set it as often as it changes. */
+  /** The actual cost, which is charged when the block ends, also after an exception. It can be set repeatedly. */
   get actualCost(): Cost | undefined {
     return this.#actualCost;
   }
@@ -85,7 +86,7 @@ export class Hold {
   }
 
   /**
-   * Replaces the estimate by the actual cost, once. A unit that is not named keeps its estimate. If the server is unavailable, the
+   * Replaces the estimate with the actual cost, once. A unit that is not named keeps its estimate. If the server is unavailable, the
    * call is repeated in the background, and the outcome is `queued`.
    *
    * @throws SluicegateError
@@ -104,7 +105,7 @@ export class Hold {
   }
 
   /**
-   * Moves the expiry to `ttlMs` from now, by default that of the hold.
+   * Moves the expiry to `ttlMs` from now, by default the time to live of the hold.
    *
    * @throws SluicegateError
    */
@@ -224,7 +225,7 @@ export async function useHold<T>(hold: Hold, use: (hold: Hold) => T | Promise<T>
   try {
     result = await use(hold);
   } catch (error) {
-    // a client must not avoid the charge by disconnecting
+    // otherwise a client could avoid the charge by disconnecting
     await (isAbort(error) ? hold.end() : hold.fail());
     throw error;
   }

@@ -47,7 +47,7 @@ export interface CommonOptions<Args extends unknown[]> {
   /** The cost of a request; 1 by default. */
   cost?: Cost | ((...args: Args) => MaybePromise<Cost>);
   /**
-   * Whether each request is held until its response has ended, as rules with the algorithm `concurrency` need it; false by default.
+   * Whether each request is held until its response has ended, which rules with the algorithm `concurrency` require; false by default.
    * The handler sets the actual cost: `holdOf(request).actualCost = { tokens: 120 }`.
    */
   hold?: boolean;

@@ -21,14 +21,14 @@ interface Queued {
   untilMs: number;
 }
 
-/** What the queue needs of the client. */
+/** The functions of the client that the queue uses. */
 export interface SettlementSender {
   send(adjustment: HoldAdjustment): Promise<Settlement>;
   /** Reports a settlement that is dropped. */
   dropped(error: SluicegateError): void;
 }
 
-/** How many settlements wait, and how long each is repeated. */
+/** The maximum number of queued settlements, and how long each is repeated. */
 export interface QueueBounds {
   maxQueued: number;
   maxAgeMs: number;
@@ -62,7 +62,7 @@ export class SettlementQueue {
     this.#isSending = false;
   }
 
-  /** Sends a settlement until it is answered, or too old. */
+  /** Repeats a settlement until it is answered or too old. */
   async #deliver({ adjustment, untilMs }: Queued): Promise<void> {
     for (let pauseMs = FIRST_PAUSE_MS; ; pauseMs = Math.min(LONGEST_PAUSE_MS, pauseMs * 2)) {
       try {

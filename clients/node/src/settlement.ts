@@ -3,7 +3,7 @@
  */
 
 /**
- * What was done, from the best to the worst outcome. `already`: the hold had ended, and nothing changed. `late`: the hold had
+ * The outcomes, from the best to the worst. `already`: the hold had ended, and nothing changed. `late`: the hold had
  * expired; settling charged the actual cost once. `queued`: the server or its store did not answer, and the call is repeated in the
  * background. `unknown`: there is no such hold, and nothing changed.
  */

@@ -10,6 +10,8 @@ const PAGES = [
   ["README.md", 1],
   ["clients/node/README.md", 1],
   ["docs/node.md", 7],
+  ["docs/budgets.md", 1],
+  ["docs/in-flight.md", 1],
   ["docs/moving.md", 3],
 ];
 
@@ -27,10 +29,11 @@ function programs(page) {
 
 /** Appended to a program: sends it a request, or calls its handler, and prints status and header. */
 function usage(program, port) {
-  const init = '{ headers: { "x-api-key": "alice" } }';
+  const init = '{ headers: { "x-api-key": "alice", "x-tenant": "acme" } }';
   const print = "console.log(response.status, response.headers.has('ratelimit'));";
   if (program.includes("listen(")) {
-    return `const response = await fetch("http://127.0.0.1:${port}/api", ${init}); ${print} process.exit(0);`;
+    const [, path] = /app\.get\("([^"]*)"/.exec(program) ?? [null, "/api"];
+    return `const response = await fetch("http://127.0.0.1:${port}${path}", ${init}); ${print} process.exit(0);`;
   }
   if (program.includes("export const GET")) {
     return `const response = await GET(new Request("http://localhost/api", ${init})); ${print}`;
@@ -64,7 +67,7 @@ amount = 10
 name = "tokens"
 per = ["tenant"]
 unit = "tokens"
-amount = 1000
+amount = 100000
 window = "1m"
 `;
 

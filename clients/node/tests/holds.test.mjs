@@ -184,7 +184,7 @@ for (const { name, start: startApp } of FRAMEWORKS) {
   });
 }
 
-test("a limit of requests in flight needs holds", () => {
+test("an in-flight limit needs holds", () => {
   const client = new Client();
   const limit = { algorithm: "concurrency", amount: 1 };
   const settings = { client, name: "a", key: () => "b", limit };

@@ -324,7 +324,7 @@ def test_a_hold_is_named_by_its_token_or_by_its_labels_and_id(connect, fake):
             client.release(**subject)
 
 
-def test_a_limit_of_requests_in_flight_has_no_window(connect):
+def test_an_in_flight_limit_has_no_window(connect):
     with pytest.raises(InvalidRequest, match="concurrency has no window"):
         Limit(3, "1m", algorithm="concurrency")
     with pytest.raises(InvalidRequest, match="needs a window"):

@@ -140,7 +140,7 @@ def test_an_excess_is_charged_up_to_its_bound(connect, server, labels):
     assert remaining(client, labels)["tokens"] == 300
 
 
-def test_a_key_can_have_its_own_limit_of_requests_in_flight(connect, server, labels):
+def test_a_key_can_have_its_own_in_flight_limit(connect, server, labels):
     client = connect(server.url)
     key, limit = labels["tenant"], Limit(1, algorithm="concurrency")
     with client.hold(key=key, limit=limit, id="one") as hold:

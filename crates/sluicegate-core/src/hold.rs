@@ -1,12 +1,11 @@
-//! Holds: admitted requests whose cost is corrected later, and that count as live until then.
+//! Holds: admitted requests whose cost is corrected later. Until then they are live.
 //!
-//! A hold charges its estimate like a check, and records it under an id. Settling replaces the estimate by the actual cost, once:
+//! A hold charges its estimate like a check, and records it under an id. Settling replaces the estimate with the actual cost, once:
 //! it refunds the difference to the charge of the hold, or charges the excess. A hold that is not settled expires. Then its estimate stays
 //! charged and ages with its window, or it is refunded ([`OnExpiry`]).
 //!
-//! [`Holds`] are the holds of one counter. Like the counters, they are a pure function of state and time; the Redis script
-//! (`hold.lua`) does the same. A store decides a hold over several counters in the steps of [`crate::step`], and then adds it to each of
-//! them.
+//! [`Holds`] contains the holds of one counter. Like a counter, it is a pure function of state and time; the Redis script (`hold.lua`)
+//! does the same. A store decides a hold over several counters as described in [`crate::step`], and then adds the hold to each of them.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -29,7 +28,7 @@ pub const MIN_HOLD_TTL: Duration = Duration::from_millis(1);
 pub const MAX_HOLD_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 /// The time until a hold expires if neither the request nor a rule sets it.
 pub const DEFAULT_HOLD_TTL: Duration = Duration::from_secs(60);
-/// How long the id of a settled or expired hold stays known.
+/// How long the id of a settled or expired hold is kept.
 pub const HOLD_RETENTION: Duration = Duration::from_secs(60);
 /// The most holds of one counter that are live, or expired and not released yet.
 pub const MAX_LIVE_HOLDS: usize = 100_000;
@@ -37,7 +36,7 @@ pub const MAX_LIVE_HOLDS: usize = 100_000;
 pub const MAX_RELEASED: usize = 16;
 
 const RETENTION_US: u64 = HOLD_RETENTION.as_secs() * 1_000_000;
-/// The most forgotten ids that one operation removes from memory.
+/// The most ids that one operation forgets.
 const MAX_FORGOTTEN: usize = 32;
 /// The estimated memory of a record without the two copies of its id.
 const RECORD_BYTES: usize = 360;
@@ -67,15 +66,15 @@ impl OnExpiry {
 /// The outcome of a hold operation on one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HoldOutcome {
-    /// Nothing is held: a hold was denied, or this counter only observes and would have denied it.
+    /// There is no hold: it was denied, or this is the counter of a shadow rule that would have denied it.
     NotHeld,
     /// The hold was made.
     Held,
-    /// The hold exists already, with the same cost: this is its first answer.
+    /// A live hold with this id and cost exists: this is its first answer.
     Repeated,
     /// The expiry was moved.
     Renewed,
-    /// The estimate was replaced by the actual cost.
+    /// The actual cost replaced the estimate.
     Settled,
     /// The hold was settled before. Nothing changed.
     Already,
@@ -85,7 +84,7 @@ pub enum HoldOutcome {
     Unknown,
     /// The id belongs to a hold with another cost, or to one that has ended. Nothing changed.
     Conflict,
-    /// The counter has [`MAX_LIVE_HOLDS`]. Nothing changed.
+    /// The counter already has [`MAX_LIVE_HOLDS`] holds. Nothing changed.
     Full,
 }
 
@@ -100,12 +99,12 @@ pub struct HoldAnswer {
     pub expires_at: Timestamp,
     /// The units that the hold has charged: its estimate, or the actual cost once it is settled.
     pub charged: u64,
-    /// Other holds of the counter that had expired and were released by this operation.
+    /// The number of other, expired holds of the counter that this operation released.
     pub released: u32,
 }
 
 impl HoldAnswer {
-    /// The answer to an operation that is not about a hold.
+    /// The result of an operation without a hold.
     pub const NONE: Self = Self::new(HoldOutcome::NotHeld);
 
     const fn new(outcome: HoldOutcome) -> Self {
@@ -121,17 +120,17 @@ struct Record {
     units: u64,
     at_us: u64,
     expires_us: u64,
-    /// Until when the id is known.
+    /// The time until which the id is kept.
     known_until_us: u64,
     is_settled: bool,
     charged: u64,
-    /// When it was made or last repeated.
+    /// The time at which it was made or last repeated.
     touched_us: u64,
     answer: Answer,
 }
 
-/// A hold in the order of expiry, as the script stores it: '<Bdd', whether it is released when it expires, its time and its units; then the
-/// id. Holds that expire at the same time are in the order of these bytes.
+/// An entry of the index, in the format of the script: '<Bdd', whether the hold is released when it expires, its time and its units; then
+/// the id. Holds that expire at the same time are ordered by these bytes.
 type Member = Box<[u8]>;
 
 const MEMBER_BYTES: usize = 17;
@@ -146,7 +145,7 @@ impl Record {
         member.into()
     }
 
-    /// When the hold leaves the index: at its expiry if it is released then, otherwise when its id is forgotten.
+    /// The time at which the hold is removed from the index: its expiry if it is then released, otherwise the time at which its id is forgotten.
     fn leaves_us(&self) -> u64 {
         if self.limit.releases_expired() { self.expires_us } else { self.known_until_us }
     }
@@ -175,12 +174,12 @@ fn units_of(member: &Member) -> (bool, u64, u64) {
 pub struct Holds {
     index: Index,
     records: HashMap<Box<[u8]>, Record>,
-    /// The ids by the time until which they are known.
+    /// The ids, ordered by the time until which they are kept.
     known: BTreeSet<(u64, Box<[u8]>)>,
     id_bytes: usize,
 }
 
-/// Holds that are live or not released yet, by the time at which they leave.
+/// Holds that are live or not released yet, ordered by the time at which they are removed.
 #[derive(Clone, Debug, Default)]
 struct Index {
     entries: BTreeSet<(u64, Member)>,
@@ -213,7 +212,7 @@ impl Index {
         was_present
     }
 
-    /// Removes the first hold that has left.
+    /// Removes and returns the first hold whose time of removal has passed.
     fn pop_left(&mut self, now: Timestamp) -> Option<Member> {
         let first = self.entries.first().filter(|(leaves_us, _)| *leaves_us <= now.as_micros());
         first?;
@@ -240,7 +239,7 @@ impl Holds {
         self.records.is_empty() && self.index.is_empty()
     }
 
-    /// Whether there are holds that are live or not released yet.
+    /// Whether any hold is live or not released yet.
     pub fn has_live(&self) -> bool {
         !self.index.is_empty()
     }
@@ -299,7 +298,7 @@ impl Holds {
         Some(self.record(id, now)?.with_outcome(Answer::NONE, HoldOutcome::Conflict))
     }
 
-    /// Records that a hold was repeated: a denial of an earlier attempt does not take it back then.
+    /// Records that a hold was repeated, so that the denial of an earlier attempt does not revert it.
     pub fn record_repetition(&mut self, id: &[u8], now: Timestamp) {
         if let Some(record) = self.records.get_mut(id) {
             record.touched_us = record.touched_us.max(now.as_micros());
@@ -322,7 +321,7 @@ impl Holds {
         u32::try_from(removed).expect("at most MAX_RELEASED")
     }
 
-    /// Adds a hold that was charged to the counter, and returns its answer with the expiry included.
+    /// Adds a hold that was charged to the counter. Returns its answer, with the expiry.
     pub fn add(&mut self, state: &mut State, terms: &Terms, hold: NewHold<'_>, now: Timestamp) -> Answer {
         self.forget(now);
         let (at_us, units) = (now.as_micros(), terms.cost.units());
@@ -351,8 +350,8 @@ impl Holds {
         answer
     }
 
-    /// Replaces the estimate of a hold by the actual cost; without one, the estimate stays. The excess is at most `max_excess`; without it,
-    /// at most that of the limit.
+    /// Replaces the estimate of a hold with the actual cost; `None` keeps the estimate. The excess is at most `max_excess`; `None` stands for
+    /// the bound of the limit.
     pub fn settle(
         &mut self,
         state: &mut State,
@@ -437,12 +436,12 @@ impl Holds {
         record.with_outcome(current(state, &record.limit, now), HoldOutcome::Settled)
     }
 
-    /// Removes all live holds, because their counter was deleted. Ids of settled holds stay known.
+    /// Removes all live holds, because their counter was deleted. Ids of settled holds are kept.
     pub fn reset(&mut self) {
         self.index = Index::default();
     }
 
-    /// Removes everything that has no effect any more. Expired holds of a counter that exists are refunded by its next check.
+    /// Removes everything that no longer has an effect. The next check of an existing counter refunds its expired holds.
     pub fn remove_expired(&mut self, has_counter: bool, now: Timestamp) {
         while self.forget(now) > 0 {}
         while let Some((_, member)) = self.index.entries.first()
@@ -465,7 +464,7 @@ impl Holds {
         }
     }
 
-    /// Removes ids that are not known any more, at most [`MAX_FORGOTTEN`], and returns how many.
+    /// Forgets at most [`MAX_FORGOTTEN`] ids whose time has passed. Returns their number.
     fn forget(&mut self, now: Timestamp) -> usize {
         let mut forgotten = 0;
         while forgotten < MAX_FORGOTTEN

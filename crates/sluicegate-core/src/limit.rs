@@ -305,7 +305,7 @@ impl Limit {
         })
     }
 
-    /// Creates a limit of `amount` live holds, each counted with its cost.
+    /// Creates a limit of `amount` units of live holds: with the cost 1, of `amount` requests in flight.
     ///
     /// ```
     /// use sluicegate_core::Limit;
@@ -336,7 +336,7 @@ impl Limit {
         })
     }
 
-    /// Returns the same limit with another effect of a hold that expires. A limit of live holds always releases them.
+    /// Returns the same limit with another setting for expired holds. A concurrency limit always releases them.
     ///
     /// # Errors
     /// If the limit has a lease and expired holds are to be released.
@@ -369,7 +369,7 @@ impl Limit {
         matches!(self.on_expiry, OnExpiry::Release)
     }
 
-    /// Returns the most units that settling a hold charges beyond its estimate: the capacity, unless it was set.
+    /// Returns the most units that a settlement charges beyond the estimate: the capacity, unless it was set.
     pub const fn max_excess(&self) -> u64 {
         match self.max_excess {
             Some(units) => units as u64,

@@ -63,11 +63,11 @@ impl Transport {
 /// An operation on a hold that was made before.
 #[derive(Clone, Debug)]
 pub enum HoldAdjustment {
-    /// Replaces the estimate by the actual costs. A unit that is not named keeps its estimate.
+    /// Replaces the estimate with the actual costs. A unit that is not named keeps its estimate.
     Settle {
         /// The actual costs.
         costs: Costs,
-        /// How much they may exceed the estimate.
+        /// The bound of the excess.
         excess: Excess,
     },
     /// Refunds the estimate.
@@ -76,7 +76,7 @@ pub enum HoldAdjustment {
     Renew(Duration),
 }
 
-/// How much the actual cost of a hold may exceed its estimate.
+/// The bound of the excess: how much the actual cost of a hold may exceed its estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Excess {
     /// By at most [`Limit::max_excess`]: for callers without the scope `adjust`.
@@ -286,8 +286,8 @@ impl Engine {
         held
     }
 
-    /// Settles, releases or renews a hold. Completes even if its caller is dropped, so that a client that disconnects does not leave
-    /// an estimate charged.
+    /// Settles, releases or renews a hold. Completes even if its caller is dropped: otherwise the estimate would stay charged if the client
+    /// disconnects.
     ///
     /// # Errors
     /// As [`Limiter::settle`].

@@ -232,7 +232,7 @@ fn request(
     let ip = client.of(peer.ip(), &head.headers).to_string();
     put(&mut labels, "ip", ip.as_bytes());
     let labels = engine.labels(labels).map_err(bad_request)?;
-    // a proxy reports neither the id nor the end of a request, and would pass on an error
+    // a proxy sends neither an id nor a call at the end of the request, and may allow a request after an error
     Ok(Request::new(labels, costs).skip_concurrency())
 }
 

@@ -32,7 +32,7 @@ use crate::{
 /// The start is 6 hours before the end of a day.
 const DAY: Duration = Duration::from_secs(86_400);
 const HOLD: HoldOperation = HoldOperation::Hold { ttl: MINUTE };
-/// A settlement of one counter that is bounded by its limit.
+/// A settlement of one counter, whose excess is bounded by the limit.
 const SETTLE: HoldOperation = HoldOperation::Settle { kept: 0, max_excess: None };
 const KEEP: HoldOperation = HoldOperation::Settle { kept: 1, max_excess: None };
 
@@ -64,7 +64,7 @@ fn all_limits() -> Vec<Limit> {
     limits(10, DAY).into_iter().chain([concurrency(10)]).collect()
 }
 
-/// Returns some limit of the same algorithm, as a token does, which has no limit.
+/// Returns an arbitrary limit of the same algorithm. A token contains no limit, so the store must not use this one.
 fn any_limit(limit: &Limit) -> Limit {
     let algorithm = limit.algorithm();
     if algorithm.properties().has_window {
@@ -78,7 +78,7 @@ fn outcomes(answers: &[Answer]) -> Vec<HoldOutcome> {
     answers.iter().map(|answer| answer.hold.outcome).collect()
 }
 
-/// A counter that no other test case uses, and with it new ids: those of ended holds stay known.
+/// A counter that no other test case uses, and with it new ids: those of ended holds are kept.
 struct Counter<'a> {
     fixture: &'a StoreFixture,
     key: String,
@@ -155,8 +155,8 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// A live id with the same cost gets the first answer, also if the usage, the time to live or the limit is another one now, and is not
-    /// charged again.
+    /// A repeated hold with the same cost gets the first answer and is not charged again, even if the usage, the time to live or the limit has
+    /// changed.
     a_repeated_hold_gets_the_first_answer(fixture) {
         for limit in all_limits() {
             let counter = fixture.new_counter();
@@ -179,7 +179,7 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// An id with another cost, and one that is settled, released or expired, conflicts until it is forgotten.
+    /// An id conflicts if the cost differs, or if its hold was settled, released or has expired, until it is forgotten.
     an_id_with_another_cost_or_an_ended_one_conflicts(fixture) {
         let known = [HOLD_RETENTION - MICROSECOND, HOLD_RETENTION];
         for limit in all_limits() {
@@ -211,7 +211,7 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// A settlement replaces the estimate: below, equal to and above it, and by nothing. A kept unit keeps its estimate.
+    /// A settlement replaces the estimate with a cost below, equal to or above it, or with zero. A kept unit keeps its estimate.
     a_settlement_replaces_the_estimate(fixture) {
         for limit in limits(10, DAY) {
             for (actual, left) in [(0, 8), (1, 7), (4, 4), (6, 2), (9, -1)] {
@@ -243,7 +243,7 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// Of several tiers, each is settled with its own cost, and those that are kept keep their estimate.
+    /// Each of several tiers is settled with its own cost, or keeps its estimate.
     each_tier_is_settled_with_its_own_cost(fixture) {
         let limits = all_limits();
         let tiers = |costs: [u64; 5]| -> Vec<_> {
@@ -257,7 +257,7 @@ conformance_tests! { hold_conformance:
         assert_eq!(charged, [(1, 9), (4, 6), (7, 3), (2, 8), (9, 10)]);
     }
 
-    /// The excess of a settlement is at most that of the limit when the hold was made, unless the caller has another bound.
+    /// The excess of a settlement is at most the bound that the limit had when the hold was made, unless the caller has another bound.
     the_excess_of_a_settlement_is_bounded(fixture) {
         let settle = |max_excess| HoldOperation::Settle { kept: 0, max_excess };
         for limit in limits(10, DAY) {
@@ -288,7 +288,7 @@ conformance_tests! { hold_conformance:
         assert_eq!((settled.hold.charged, settled.available), (largest, -debt));
     }
 
-    /// A hold is settled once: later settlements, releases and renewals change nothing, however often they come.
+    /// A hold is settled once: later settlements, releases and renewals change nothing.
     a_hold_is_settled_once(fixture) {
         for limit in all_limits() {
             let counter = fixture.new_counter();
@@ -336,7 +336,7 @@ conformance_tests! { hold_conformance:
         assert_eq!(counter.left(&limit).await, 10);
     }
 
-    /// A refund returns to the window in which the hold was made: in the next one, it changes nothing, and only an excess is charged there.
+    /// A refund applies to the window in which the hold was made. In the next window it changes nothing; only an excess is charged there.
     a_hold_that_is_settled_in_the_next_window_changes_only_that_of_its_hold(fixture) {
         let month = ten_per(CalendarUnit::Month, "UTC", None);
         let minute = Limit::fixed_window(10, MINUTE).expect("a valid limit");
@@ -369,7 +369,7 @@ conformance_tests! { hold_conformance:
         assert_eq!(counter.left(&month).await, 10);
     }
 
-    /// A hold is settled under the limit that it was made under. The usage counts under the limit of the next check.
+    /// A hold is settled under the limit with which it was made. The usage counts under the limit of the next check.
     a_hold_is_settled_under_its_own_limit(fixture) {
         for algorithm in Algorithm::WINDOWED {
             let limit = |amount, window| Limit::new(algorithm, amount, window).expect("a valid limit");
@@ -411,7 +411,7 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// An expired hold that is charged keeps its estimate. A late settlement replaces it.
+    /// An expired hold with on_expiry = "charge" keeps its estimate. A late settlement replaces it.
     an_expired_hold_stays_charged(fixture) {
         for limit in limits(10, DAY) {
             for (actual, left) in [(1, 9), (4, 6), (6, 4)] {
@@ -434,8 +434,8 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// An expired hold that is released is refunded by the next check, also a denied one. Until then it counts. A late settlement charges the
-    /// actual cost once, before and after the release, and frees nothing more of a limit of live holds.
+    /// An expired hold with on_expiry = "release" is refunded by the next check, also by a denied one. Until then it counts. A late settlement
+    /// charges the actual cost once, before and after the release, and frees no further units of a concurrency limit.
     an_expired_hold_is_released_by_the_next_check(fixture) {
         for limit in releasing() {
             let has_window = limit.algorithm().properties().has_window;
@@ -523,8 +523,8 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// A hold that is taken back leaves nothing behind: its units are free, and its id is unknown.
-    a_hold_that_is_taken_back_leaves_nothing(fixture) {
+    /// After a hold is reverted, its units are free and its id is unknown.
+    a_reverted_hold_leaves_nothing(fixture) {
         for limit in all_limits().into_iter().chain(releasing()) {
             let counter = fixture.new_counter();
             counter.on_hold("id", &limit, 4, HOLD).await;
@@ -570,8 +570,8 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// A repeated hold is completed where a counter has lost it. If that counter denies, the others are taken back.
-    a_repeated_hold_is_completed_or_taken_back(fixture) {
+    /// A repeated hold is completed on counters that lost it. If one of them denies, the hold is reverted on the others.
+    a_repeated_hold_is_completed_or_reverted(fixture) {
         for limit in all_limits() {
             for is_full in [false, true] {
                 let (first, second) = (fixture.new_counter(), fixture.new_counter());
@@ -598,7 +598,7 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// An id that must be new conflicts with a hold of the same id, in any of its tiers, and leaves it as it is: also if another tier denies.
+    /// An id that must be new conflicts with a hold of the same id in any of its tiers. That hold does not change, even if another tier denies.
     an_id_that_must_be_new_never_changes_a_hold_that_exists(fixture) {
         for limit in all_limits() {
             let counters = [fixture.new_counter(), fixture.new_counter(), fixture.new_counter()];
@@ -669,8 +669,8 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// At every moment, at most the limit is live, weighted by cost. The wait is that until the first expiry, and the reset that until the
-    /// last one.
+    /// At any time, the units of live holds are at most the limit. The wait is the time until the first expiry, and the reset is the time
+    /// until the last one.
     live_holds_never_exceed_a_limit_of_concurrency(fixture) {
         let limit = concurrency(5);
         let counter = fixture.new_counter();
@@ -700,7 +700,7 @@ conformance_tests! { hold_conformance:
         assert_eq!((idle.passes, idle.remaining, idle.reset_after), (true, 5, Duration::ZERO));
     }
 
-    /// An operation that is not a hold leaves live holds as they are: nothing would end what it charges.
+    /// An operation without a hold does not change live holds, because nothing would release its units.
     an_operation_without_a_hold_never_changes_live_holds(fixture) {
         let limit = concurrency(5);
         let window = Limit::fixed_window(10, DAY).expect("a valid limit");
@@ -720,7 +720,7 @@ conformance_tests! { hold_conformance:
         assert_eq!(counter.reset(&limit).await, 0, "no counter is left");
     }
 
-    /// Holds and their ends in one batch are decided in order.
+    /// Holds and settlements in one batch are decided in order.
     holds_of_one_batch_are_decided_in_order(fixture) {
         for limit in all_limits() {
             let counter = fixture.new_counter();

@@ -1,4 +1,4 @@
-//! Seeded random histories of holds: made, repeated, settled, renewed and taken back, with several ids per counter, mixed with other
+//! Seeded random histories of holds: made, repeated, settled, renewed and reverted, with several ids per counter, mixed with other
 //! operations on the same counters, changed limits and resets. A store must agree with the model on every field of every answer. A failure
 //! prints its seed; `SLUICEGATE_SEED` and `SLUICEGATE_STEPS` apply as in [`history`](crate::history).
 
@@ -29,7 +29,7 @@ const COUNTERS: usize = 10;
 const MAX_TIERS: usize = 4;
 /// Holds that later steps refer to.
 const RECENT: usize = 24;
-/// The longest time from a hold until its last renewal. Redis has the periods of calendars as of the hold.
+/// The longest time from a hold until its last renewal. Redis stores the calendar periods around the time of the hold.
 const LONGEST: Duration = Duration::from_secs(10 * 3_600);
 
 /// A hold that was made, or denied.
@@ -50,7 +50,7 @@ struct History<'a> {
     /// Times just before, at and after a change.
     moments: Vec<u64>,
     next_id: u64,
-    /// A counter that gets holds without a pause, and how many more: they expire together.
+    /// A counter that gets several holds at once, which expire together, and the number of holds to come.
     burst: Option<(Tier, u32)>,
 }
 
@@ -233,7 +233,7 @@ impl<'a> History<'a> {
         format!("id-{}", self.next_id)
     }
 
-    /// A new hold, or an earlier one again: with the same tiers, or with others.
+    /// A new hold, or a repeated one: with the same tiers, or with others.
     fn hold(&mut self) -> Check {
         let ttl = self.ttl();
         let again = self.recent.choose(&mut self.chance).cloned().filter(|_| self.chance.random_bool(0.35));
@@ -358,7 +358,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// Records a hold that was made, and when something changes next. An ended or denied one is referred to for a while.
+    /// Records a hold, and the time of its next change. Later steps refer to it for a while, even if it has ended or was denied.
     fn record(&mut self, check: &Check, expected: &HeldExpected) {
         let now = self.now;
         if let Some(HoldCall { id, operation }) = check.hold() {

@@ -115,7 +115,7 @@ pub enum CheckError {
     BadRequest(String),
     /// The middleware or its rules are misconfigured.
     Misconfigured(String),
-    /// The request cannot be held now, because there are too many holds.
+    /// The request cannot be held, because a counter has too many holds.
     Unavailable(String),
 }
 

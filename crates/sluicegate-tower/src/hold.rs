@@ -14,20 +14,20 @@ use sluicegate::{
 };
 use tokio::{runtime::Handle, task::AbortHandle, time::sleep};
 
-/// A hold is renewed after this part of its time to live.
+/// A hold is renewed after this fraction of its time to live.
 const RENEWAL_PART: u32 = 2;
-/// If the store does not answer, the renewal is repeated after this part of the time to live.
+/// If the store does not respond, the renewal is repeated after this fraction of the time to live.
 const RETRY_PART: u32 = 8;
 
 /// The actual cost of a held request, which its handler sets. Cheap to clone.
 ///
-/// The layer puts it into the extensions of every request that it holds, and settles the hold with it when the response ends: after the last
-/// frame of its body, when the body fails, or when it is dropped, for example because the client disconnected. It may be set until then,
+/// The layer adds it to the extensions of every request that it holds, and settles the hold with it when the response ends: after the last
+/// frame of its body, when the body fails, or when it is dropped, for example because the client disconnected. It can be set until then,
 /// also while the body is streamed. A unit that is not set keeps its estimate. Slots of [in-flight limits](sluicegate::Limit::concurrency)
-/// are free in any case.
+/// are always freed.
 ///
-/// With axum it is an extractor; in a request that is not held, setting it has no effect. In other services, take it from the
-/// extensions of the request. A service that has no access to them puts a new one into the extensions of its response.
+/// With axum, it is an extractor; if the request is not held, setting it has no effect. In other services, get it from the extensions of
+/// the request. A service without access to them can add a new one to the extensions of its response.
 ///
 /// ```
 /// use std::time::Duration;
@@ -57,7 +57,7 @@ struct Actual {
 }
 
 impl ActualCosts {
-    /// Creates costs to put into the extensions of a response.
+    /// Creates costs for the extensions of a response.
     pub fn new() -> Self {
         Self::default()
     }
@@ -72,7 +72,7 @@ impl ActualCosts {
         self.update(unit, |sum| sum.saturating_add(cost));
     }
 
-    /// Refunds the whole estimate when the response ends, whatever else is set: the request was not served.
+    /// Refunds the whole estimate when the response ends, for a request that was not served. Costs that are set have no effect.
     pub fn cancel(&self) {
         self.lock().is_cancelled = true;
     }
@@ -84,7 +84,7 @@ impl ActualCosts {
         let after = Cost::new(change(before.units())).unwrap_or(Cost::MAX);
         match position {
             Some(position) => actual.costs[position].1 = after,
-            // one unit too many is reported when the hold is settled
+            // one more unit is stored, so that the settlement reports the error
             None if actual.costs.len() <= MAX_UNITS => actual.costs.push((unit.into(), after)),
             None => {}
         }
@@ -131,7 +131,7 @@ impl NewHold {
 
     /// Starts to renew the hold, and adds [`ActualCosts`] to the request. Returns `None` if no counter has the hold.
     pub(crate) fn start(self, limiter: &Limiter, request: &mut Extensions) -> Option<LiveHold> {
-        // an outer layer may have a hold, too: both are settled with the same cost
+        // an outer layer may hold the request, too: both holds are settled with the same cost
         let actual = request.get_or_insert_default::<ActualCosts>().clone();
         let token = Arc::new(self.token.filter(|token| !token.is_empty())?);
         let limiter = limiter.clone();

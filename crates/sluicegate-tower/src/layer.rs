@@ -242,7 +242,7 @@ impl RateLimitLayer {
     /// Sets the estimated cost of a request, in place of [`RateLimitLayer::cost`]. The layer holds every request that a rule matches, and
     /// settles the hold with the [`ActualCosts`](crate::ActualCosts) when the response ends.
     ///
-    /// Without an estimate, only requests that an in-flight limit matches are held.
+    /// Without an estimate, only requests that match an in-flight limit are held.
     #[must_use]
     pub fn estimate<C: Into<Costs>>(self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> Self {
         self.with_cost(cost, true)

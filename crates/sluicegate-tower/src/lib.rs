@@ -14,7 +14,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Requests can be held until their response ends, so that they count as in flight, and charged with the cost that is known then:
+//! A request can be held until its response ends. It counts as in flight until then, and is charged with its actual cost:
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -78,7 +78,12 @@ pub use self::{body::ResponseBody, hold::ActualCosts, layer::RateLimitLayer, ser
 #[doc = include_str!("../../../docs/middleware.md")]
 struct Guide;
 
-/// The examples of the page about budgets, run as tests.
-#[cfg(doctest)]
+/// The examples of the page about LLM budgets, run as tests.
+#[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../../../docs/budgets.md")]
 struct Budgets;
+
+/// The examples of the page about in-flight limits, run as tests.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../../../docs/in-flight.md")]
+struct InFlight;

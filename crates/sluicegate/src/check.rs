@@ -50,13 +50,13 @@ pub enum HoldOperation {
         /// When the hold expires, from now.
         ttl: Duration,
     },
-    /// The same for an id that is not trusted: an id that is known conflicts, also if the hold is the same, and a denial never takes back a
-    /// hold that exists. Sent only once, so that a conflict is never with itself.
+    /// The same for an id that is not trusted: an existing id is a conflict, even if the hold is the same, and a denial never reverts an
+    /// existing hold. Sent only once, so that a hold never conflicts with itself.
     HoldNew {
         /// When the hold expires, from now.
         ttl: Duration,
     },
-    /// Replace the estimate of each tier by its cost.
+    /// Replace the estimate of each tier with its cost.
     Settle {
         /// The tiers that keep their estimate, as bits.
         kept: u64,
@@ -167,7 +167,7 @@ impl Check {
         Ok(Self { operation, count: 1, lease: None, hold: None, tiers })
     }
 
-    /// Repeats the check for `count` identical requests; 0 counts as 1. An operation on a hold is about one request.
+    /// Repeats the check for `count` identical requests; 0 counts as 1. An operation on a hold is for one request.
     pub fn times(mut self, count: u32) -> Self {
         self.count = if self.hold.is_some() { 1 } else { count.max(1) };
         self
@@ -233,7 +233,7 @@ impl Check {
             || (is_conditional && self.tiers.iter().any(|tier| tier.terms.limit.releases_expired()))
     }
 
-    /// Whether every limit of the check has a lease, and it is not about a hold.
+    /// Whether every limit of the check has a lease, and the check is not an operation on a hold.
     #[inline]
     pub(crate) fn is_leasable(&self) -> bool {
         self.hold.is_none() && self.tiers.iter().all(|tier| tier.terms.limit.lease().is_some())

@@ -45,7 +45,7 @@ pub struct Stats {
     pub leases: LeaseStats,
     /// Holds by outcome.
     pub holds: HoldStats,
-    /// Checks that left out a rule that counts requests in flight.
+    /// Checks that skipped a concurrency rule.
     pub skipped_concurrency: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct Stats {
 pub struct HoldStats {
     /// Holds that were made.
     pub held: u64,
-    /// Holds whose estimate was replaced by the actual cost.
+    /// Holds that were settled.
     pub settled: u64,
     /// Holds whose estimate was refunded.
     pub released: u64,
@@ -65,9 +65,9 @@ pub struct HoldStats {
     pub already: u64,
     /// Settlements of holds that had expired.
     pub late: u64,
-    /// Settlements of holds that the store does not know.
+    /// Settlements of holds that do not exist.
     pub unknown: u64,
-    /// Settlements that are repeated in the background, because the store did not answer.
+    /// Settlements that were queued because the store did not respond.
     pub queued: u64,
     /// Settlements that are queued now.
     pub waiting: usize,

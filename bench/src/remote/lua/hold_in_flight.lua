@@ -1,6 +1,6 @@
--- A plain hold on a budget of tokens, as hold_tokens.lua, and on a limit of requests in flight: a sorted set of their ids by expiry.
--- KEYS: the counter, the hold, the sorted set. ARGV: limit, window in milliseconds, estimate, lifetime of the hold in milliseconds, limit
--- of requests in flight, id. Reply: 1 (allowed) or 0 (denied), and the wait in milliseconds.
+-- A simple hold on a token budget, as in hold_tokens.lua, and on an in-flight limit: a sorted set of ids, ordered by expiry.
+-- KEYS: the counter, the hold, the sorted set. ARGV: limit, window in milliseconds, estimate, lifetime of the hold in milliseconds,
+-- in-flight limit, id. Reply: 1 (allowed) or 0 (denied), and the wait in milliseconds.
 local used = tonumber(redis.call('GET', KEYS[1])) or 0
 if used + tonumber(ARGV[3]) > tonumber(ARGV[1]) then
   return { 0, redis.call('PTTL', KEYS[1]) }

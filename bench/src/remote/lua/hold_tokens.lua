@@ -1,4 +1,4 @@
--- A plain hold on a budget of tokens: charges the estimate to a fixed window, which begins with its first request, and stores it.
+-- A simple hold on a token budget: charges the estimate to a fixed window, which begins with its first request, and stores it.
 -- KEYS: the counter, the hold. ARGV: limit, window in milliseconds, estimate, lifetime of the hold in milliseconds. Reply: 1 (allowed)
 -- or 0 (denied), and the wait in milliseconds.
 local used = tonumber(redis.call('GET', KEYS[1])) or 0

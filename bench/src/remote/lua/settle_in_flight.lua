@@ -1,4 +1,4 @@
--- Settles a plain hold of hold_in_flight.lua. KEYS: the counter, the hold, the sorted set. ARGV: the actual cost, id. Reply: 1 (settled)
+-- Settles a simple hold of hold_in_flight.lua. KEYS: the counter, the hold, the sorted set. ARGV: the actual cost, id. Reply: 1 (settled)
 -- or 0 (unknown, expired or settled before).
 redis.call('ZREM', KEYS[3], ARGV[2])
 local estimate = redis.call('GETDEL', KEYS[2])

@@ -1,4 +1,4 @@
--- Settles a plain hold: replaces the estimate by the actual cost, unless the window has ended. KEYS: the counter, the hold. ARGV: the
+-- Settles a simple hold: replaces the estimate with the actual cost, unless the window has ended. KEYS: the counter, the hold. ARGV: the
 -- actual cost. Reply: 1 (settled) or 0 (unknown, expired or settled before).
 local estimate = redis.call('GETDEL', KEYS[2])
 if not estimate then

@@ -32,8 +32,8 @@ class RateLimitMiddleware:
     Pass labels for the server's rules, or a limit with a key. Functions receive an `AsgiRequest`. `denied` returns the
     ASGI application that responds to a denied request, for example a Starlette response.
 
-    With `hold=True` each request is held until the application returns, after the end of its response, as rules with
-    the algorithm `concurrency` need it. The application sets the actual cost: `scope[HOLD].actual_cost = …`.
+    With `hold=True`, each request is held until the application has sent its response and returns. Rules with the
+    algorithm `concurrency` require this. The application sets the actual cost: `scope[HOLD].actual_cost = …`.
     """
 
     def __init__(

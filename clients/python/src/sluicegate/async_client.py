@@ -130,7 +130,7 @@ class AsyncClient:
         headers: bool = False,
         deadline: float | None = None,
     ) -> PendingHold:
-        """Decides about a request with an estimated cost, and holds it until the actual cost is known.
+        """Checks a request with an estimated cost, and holds it until the actual cost is known.
 
         Rules with the algorithm `concurrency` need a hold. Use it as a context manager:
         `async with client.hold(…) as hold:`. Without an `id`, a random one is used; the same id again, while the hold
@@ -162,7 +162,7 @@ class AsyncClient:
         id: str | None = None,
         deadline: float | None = None,
     ) -> Settlement:
-        """Replaces the estimate of a hold by the actual cost, once. A unit that is not named keeps its estimate.
+        """Replaces the estimate of a hold with the actual cost, once. A unit that is not named keeps its estimate.
 
         Pass the token of the hold, or its labels or its key and limit with its id. If the server is unavailable, the
         call is repeated in the background, and the outcome is `queued`.
@@ -352,7 +352,7 @@ class AsyncClient:
         return AsyncHold(answer, check.cost, self._core.report_dropped, self._adjust_hold)
 
     async def _adjust_hold(self, adjustment: HoldAdjustment, deadline: float | None) -> Settlement:
-        """Sends a call. One that ends the hold is repeated in the background if the server does not answer."""
+        """Sends a call. A settlement or release is repeated in the background if the server does not answer."""
         core = self._core
         seconds = core.deadline(deadline)
         is_end = adjustment.operation != "renew"
@@ -373,7 +373,7 @@ class AsyncClient:
             raise
 
     async def _send_again(self, encode: Callable[[float], bytes], seconds: float) -> Response:
-        """Sends an idempotent request, and once more if its connection is lost."""
+        """Sends an idempotent request. Repeats it once if the connection is lost."""
         expires = time.monotonic() + seconds
         try:
             return await self._send(encode(seconds), seconds)

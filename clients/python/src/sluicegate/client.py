@@ -120,7 +120,7 @@ class Client:
         headers: bool = False,
         deadline: float | None = None,
     ) -> Hold:
-        """Decides about a request with an estimated cost, and holds it until the actual cost is known.
+        """Checks a request with an estimated cost, and holds it until the actual cost is known.
 
         Rules with the algorithm `concurrency` need a hold. Use it as a context manager:
         `with client.hold(…) as hold:`. Without an `id`, a random one is used; the same id again, while the hold is
@@ -152,7 +152,7 @@ class Client:
         id: str | None = None,
         deadline: float | None = None,
     ) -> Settlement:
-        """Replaces the estimate of a hold by the actual cost, once. A unit that is not named keeps its estimate.
+        """Replaces the estimate of a hold with the actual cost, once. A unit that is not named keeps its estimate.
 
         Pass the token of the hold, or its labels or its key and limit with its id. If the server is unavailable, the
         call is repeated in the background, and the outcome is `queued`.
@@ -320,7 +320,7 @@ class Client:
         return Hold(answer, check.cost, self._core.report_dropped, self._adjust_hold)
 
     def _adjust_hold(self, adjustment: HoldAdjustment, deadline: float | None) -> Settlement:
-        """Sends a call. One that ends the hold is repeated in the background if the server does not answer."""
+        """Sends a call. A settlement or release is repeated in the background if the server does not answer."""
         core = self._core
         seconds = core.deadline(deadline)
         is_end = adjustment.operation != "renew"
@@ -335,7 +335,7 @@ class Client:
             raise
 
     def _send_again(self, encode: Callable[[float], bytes], seconds: float) -> Response:
-        """Sends an idempotent request, and once more if its connection is lost."""
+        """Sends an idempotent request. Repeats it once if the connection is lost."""
         expires = time.monotonic() + seconds
         try:
             return self._send(encode(seconds), seconds)

@@ -19,7 +19,7 @@ class InvalidValue(InvalidRequest):
 
 
 class HoldConflict(InvalidRequest):
-    """The id belongs to a hold with another cost, or to one that has ended. Nothing was charged."""
+    """The id belongs to a hold with another cost, or to a hold that has ended. Nothing was charged."""
 
 
 class AuthenticationError(SluicegateError):

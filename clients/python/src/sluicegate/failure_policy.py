@@ -126,7 +126,7 @@ class LocalBucket:
             limit = to_limit(check.limit)
         except InvalidRequest:
             return self._limit
-        # A limit of requests in flight has no window.
+        # An in-flight limit has no window.
         return self._limit if limit.window is None else limit
 
     def _subject(self, check: Check) -> object:

@@ -13,9 +13,9 @@ from sluicegate.errors import InvalidRequest, SluicegateError, Unavailable
 from sluicegate.hold_request import HoldAdjustment, HoldAnswer, release, renew, settle
 from sluicegate.settlement import Settlement
 
-# The part of its time to live after which a hold is renewed.
+# A hold is renewed after this fraction of its time to live.
 RENEW_AFTER = 2 / 3
-# The part of its time to live after which a failed renewal is repeated, and the shortest pause, in seconds.
+# A failed renewal is repeated after this fraction of the time to live, and after this pause in seconds at the earliest.
 RENEW_AGAIN_AFTER = 1 / 15
 SHORTEST_RENEWAL_PAUSE = 0.05
 
@@ -24,7 +24,7 @@ _WITHOUT_COUNTERS = {"settle": "settled", "release": "released", "renew": "renew
 
 
 class HoldState:
-    """What the blocking and the asyncio hold share. True if the request is allowed."""
+    """The common part of the blocking and the asyncio hold. True if the request is allowed."""
 
     def __init__(self, answer: HoldAnswer, estimate: Cost, report: Callable[[SluicegateError], None]) -> None:
         self._answer = answer
@@ -37,12 +37,12 @@ class HoldState:
 
     @property
     def decision(self) -> Decision:
-        """The decision about the request with its estimated cost."""
+        """The decision for the request with its estimated cost."""
         return self._answer.decision
 
     @property
     def allowed(self) -> bool:
-        """Whether the request is allowed. A denied hold has charged nothing, and nothing is settled."""
+        """Whether the request is allowed. A denied hold has charged nothing and is not settled."""
         return self._answer.decision.allowed
 
     @property
@@ -62,12 +62,12 @@ class HoldState:
 
     @property
     def repeated(self) -> bool:
-        """Whether a hold with this id existed already. This is its first answer, and nothing was charged again."""
+        """Whether a hold with this id was live already. This is its first answer, and nothing was charged again."""
         return self._answer.repeated
 
     @property
     def actual_cost(self) -> Cost | None:
-        """The cost that the end of the block settles, also after an exception. Set it as often as it changes."""
+        """The actual cost, which is charged when the block ends, also after an exception. It can be set repeatedly."""
         return self._actual_cost
 
     @actual_cost.setter
@@ -76,7 +76,7 @@ class HoldState:
         self._actual_cost = cost
 
     def keep_estimate(self) -> None:
-        """Lets the end of the block settle the estimate also after an exception, unless `actual_cost` is set."""
+        """Keeps the estimate charged also after an exception, unless `actual_cost` is set."""
         if self._actual_cost is None:
             self._actual_cost = self._estimate
 
@@ -104,7 +104,7 @@ class HoldState:
     def _end(self, error: BaseException | None) -> HoldAdjustment | None:
         """Returns the call at the end of a block; `None` if the hold has ended.
 
-        A cancelled block keeps its estimate, because a client could otherwise avoid every charge by disconnecting.
+        A cancelled block keeps the estimate charged. Otherwise a client could avoid every charge by disconnecting.
         """
         if self._has_ended:
             return None
@@ -118,8 +118,8 @@ class HoldState:
 class Hold(HoldState):
     """An admitted or denied hold of the blocking client.
 
-    As a context manager it ends with its block, unless it was settled or released before: with `actual_cost` if that is
-    set; otherwise an exception releases it, and the normal end settles the estimate.
+    As a context manager, it ends with its block, unless it was settled or released before. If `actual_cost` is set, it
+    is settled with that cost. Otherwise an exception releases it, and after a normal end the estimate stays charged.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Hold(HoldState):
         self._adjust = adjust
 
     def settle(self, cost: Cost, *, deadline: float | None = None) -> Settlement:
-        """Replaces the estimate by the actual cost, once. A unit that is not named keeps its estimate.
+        """Replaces the estimate with the actual cost, once. A unit that is not named keeps its estimate.
 
         If the server is unavailable, the call is repeated in the background, and the outcome is `queued`.
         """
@@ -186,8 +186,8 @@ class Hold(HoldState):
 class AsyncHold(HoldState):
     """An admitted or denied hold of the asyncio client.
 
-    As a context manager it is renewed while its block runs, and ends with it, as a `Hold` does. A block that is
-    cancelled settles the estimate.
+    As a context manager, it is renewed while its block runs, and ends with it, as a `Hold` does. If the block is
+    cancelled, the estimate stays charged.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class AsyncHold(HoldState):
         self._renewing: asyncio.Task[None] | None = None
 
     async def settle(self, cost: Cost, *, deadline: float | None = None) -> Settlement:
-        """Replaces the estimate by the actual cost, once. A unit that is not named keeps its estimate.
+        """Replaces the estimate with the actual cost, once. A unit that is not named keeps its estimate.
 
         If the server is unavailable, the call is repeated in the background, and the outcome is `queued`.
         """

@@ -40,7 +40,7 @@ class HoldRequest:
 
 @dataclass(frozen=True, slots=True)
 class HoldAnswer:
-    """The decision about a hold."""
+    """The decision for a hold."""
 
     decision: Decision
     id: str

@@ -17,7 +17,7 @@ from sluicegate.settlement import settlement_from_json
 if TYPE_CHECKING:
     from sluicegate.core import Core
 
-# Maximum number of settlements that wait.
+# Maximum number of queued settlements.
 MAX_QUEUED = 10_000
 # How long a settlement is repeated, in seconds.
 MAX_AGE = 600.0
@@ -42,7 +42,7 @@ class SettlementQueue:
         reset_after_fork(self)
 
     def __len__(self) -> int:
-        """Returns the number of settlements that wait."""
+        """Returns the number of queued settlements."""
         return len(self._waiting)
 
     def add(self, adjustment: HoldAdjustment) -> bool:
@@ -57,7 +57,7 @@ class SettlementQueue:
         return True
 
     def wait_until_empty(self, seconds: float) -> bool:
-        """Waits until no settlement waits. Returns `False` after the time."""
+        """Waits until the queue is empty. Returns `False` if the time runs out first."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, seconds)
 

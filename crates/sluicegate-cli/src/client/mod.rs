@@ -86,7 +86,7 @@ pub(crate) enum ClientCommand {
     #[command(after_long_help = hold::EXAMPLES)]
     Hold(HoldArgs),
 
-    /// Replace the estimate of a hold by its actual cost, once
+    /// Replace the estimate of a hold with its actual cost, once
     ///
     /// Refunds the difference, or charges the excess. A unit that --cost does not name keeps its estimate. Exit status: 0 settled, now or
     /// before; 1 there is no such hold; 2 error.

@@ -1,4 +1,4 @@
-//! Text output of responses to calls about holds.
+//! Text output of responses to calls for holds.
 
 use jiff::Timestamp;
 use sluicegate_server::http::hold_response::{HoldBody, SettledTierBody, SettlementBody};

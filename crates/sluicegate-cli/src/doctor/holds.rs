@@ -1,4 +1,4 @@
-//! Holds: live ones of each rule, and those that were not released or cannot be settled.
+//! The holds of each rule: live ones, expired ones that are not released yet, and those that cannot be settled.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -175,7 +175,7 @@ impl HoldScan {
         })?;
         Some(
             Finding::advice("expired-holds", what)
-                .why("they count until they are released; clients crash, or do not settle or release their holds")
+                .why("their units still count; clients crash, or do not settle or release their holds")
                 .remedy(
                     "each check of a counter releases 16 of them; sluicegate doctor --fix releases those of concurrency rules, \
                      and sluicegate reset those of one counter. Settle or release every hold, or set a shorter ttl",
@@ -204,11 +204,11 @@ impl HoldScan {
     fn unequal(&self) -> Option<Finding> {
         let what = self.list(|holds| {
             let count = format::plural(holds.unequal, "counter", "counters");
-            (holds.unequal > 0).then(|| format!("{count} with other units than those of its holds"))
+            (holds.unequal > 0).then(|| format!("{count} whose units differ from the sum of the holds"))
         })?;
         Some(
             Finding::problem("hold-units", what)
-                .why("such a counter admits too few or too many; another program changed it")
+                .why("the counter admits too few or too many requests; another program changed it")
                 .remedy("sluicegate doctor --fix corrects the units; or run sluicegate reset", see::HOLDS),
         )
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `facts` | data collected from one server |
 //! | `keys` | scan of sluicegate's keys |
-//! | `holds` | live, expired and broken holds |
+//! | `holds` | live and expired holds, and those with lost records or wrong units |
 //! | `checks` | facts to findings, without I/O |
 //! | `admission_bound` | the most that this deployment admits |
 //! | `connectivity` | diagnosis of connection failures |

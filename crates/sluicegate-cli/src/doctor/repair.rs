@@ -35,7 +35,7 @@ pub(crate) struct Repair<'a> {
     pub(crate) without_ttl: &'a StrayKeys,
     /// `None` if orphaned counters must not be removed.
     pub(crate) orphans: Option<&'a StrayKeys>,
-    /// Concurrency counters with expired holds, or with other units than those of their holds: server and key.
+    /// Concurrency counters with expired holds, or whose units differ from the sum of their holds: server and key.
     pub(crate) holds: &'a [(usize, Vec<u8>)],
 }
 

@@ -66,14 +66,14 @@ struct AppliedRule {
 /// The settings of a rule for holds.
 #[derive(Serialize)]
 struct HoldTerms {
-    /// Whether the rule counts requests in flight, so that the request must be a hold.
+    /// Whether this is a concurrency rule, which requires a hold.
     required: bool,
     /// The time until a hold expires, if the rule sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     ttl: Option<String>,
     /// What happens to the units of a hold that expires.
     on_expiry: &'static str,
-    /// The most units that settling charges beyond the estimate; none for a rule that counts requests in flight.
+    /// The most units that a settlement charges beyond the estimate; none for a concurrency rule.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_excess: Option<u64>,
     /// The label that carries the id.

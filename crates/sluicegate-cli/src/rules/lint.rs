@@ -138,7 +138,7 @@ fn useless_lease(rule: &Rule, store: &StoreSettings) -> Option<String> {
     })
 }
 
-/// Reports a rule that counts requests in flight, but has no label from which proxies' calls take the id of a hold.
+/// Reports a concurrency rule without a label for the id of a hold: proxies skip it.
 fn skipped_by_proxies(rule: &Rule) -> Option<String> {
     let needs_hold = !rule.limit.algorithm().properties().has_window;
     (needs_hold && rule.hold.is_none()).then(|| {
@@ -148,7 +148,7 @@ fn skipped_by_proxies(rule: &Rule) -> Option<String> {
     })
 }
 
-/// Reports a rule that counts by the label that carries the ids of its holds.
+/// Reports a rule that counts by the label that contains the id of a hold.
 fn id_in_per(rule: &Rule) -> Option<String> {
     let label = rule.hold.as_deref().filter(|label| counts_by(rule, label))?;
     Some(format!(
@@ -157,7 +157,7 @@ fn id_in_per(rule: &Rule) -> Option<String> {
     ))
 }
 
-/// Reports a rule whose `when` fixes the label that carries the ids of its holds.
+/// Reports a rule whose `when` fixes the label that contains the id of a hold.
 fn fixed_id(rule: &Rule) -> Option<String> {
     let label = rule.hold.as_deref()?;
     matches!(condition_on(&rule.when, label), Some(Pattern::Exact(_))).then(|| {
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_of_holds_that_rules_count_by_or_fix_is_reported() {
+    fn a_label_with_hold_ids_in_per_or_fixed_by_when_is_reported() {
         let held = || rule("a", 5).hold("id");
         assert_warning(vec![held().per(["tenant", "id"])], "remove id from per");
         assert_warning(vec![held().when("id", "7")], "every request has the same id");

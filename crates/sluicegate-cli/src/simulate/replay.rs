@@ -50,7 +50,7 @@ pub(super) struct Replay {
     plans: HashMap<Box<[u8]>, Rc<Plan>, foldhash::fast::RandomState>,
     pub(super) counters: Counters<State>,
     pub(super) curves: Option<Curves>,
-    /// The names of rules that were left out.
+    /// The names of skipped rules.
     pub(super) not_simulated: Vec<String>,
     pub(super) stats: Vec<RuleStats>,
     /// Requests that no rule applied to.

@@ -69,7 +69,7 @@ pub(super) struct FileReport {
     /// The highest number of counters in memory.
     pub(super) most_counters: usize,
     pub(super) rules: Vec<RuleReport>,
-    /// Rules that count requests in flight: a log does not contain when requests end.
+    /// Concurrency rules: a log does not contain the times at which requests end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) not_simulated: Vec<String>,
 }
@@ -194,7 +194,7 @@ impl FileReport {
     pub(super) fn not_simulated_note(&self) -> Option<String> {
         (!self.not_simulated.is_empty()).then(|| {
             let rules = self.not_simulated.join(", ");
-            format!("not simulated, because a log does not contain when requests end: {rules} (concurrency)")
+            format!("not simulated, because a log does not contain the times at which requests end: {rules} (concurrency)")
         })
     }
 

@@ -6,18 +6,18 @@ use crate::{
     snapshot::{Snapshot, Span},
 };
 
-/// The units of live holds, and when holds expire. [`Holds`](crate::hold::Holds) has the holds themselves.
+/// The units of live holds, and when holds expire. [`Holds`](crate::hold::Holds) contains the holds themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Units of all holds that were not released yet.
+    /// The units of all holds that are not released yet.
     pub live: u64,
-    /// When the first of them expires.
+    /// The time at which the first of them expires.
     pub first_expiry_us: u64,
-    /// When the last of them expires.
+    /// The time at which the last of them expires.
     pub last_expiry_us: u64,
 }
 
-/// The units that count at one moment.
+/// The units that count at one time.
 pub struct View {
     now: u64,
     live: u64,

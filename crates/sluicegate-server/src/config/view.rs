@@ -93,10 +93,10 @@ pub struct RuleView {
     /// `release` if the units of expired holds are refunded. Absent for `concurrency`, which always does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_expiry: Option<&'static str>,
-    /// The most units that settling a hold charges beyond its estimate, if it was set. Otherwise it is the capacity.
+    /// The most units that a settlement charges beyond the estimate, if it was set. Otherwise it is the capacity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_excess: Option<u64>,
-    /// The label that carries the ids of holds.
+    /// The label that contains the id of a hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
     /// Whether it is evaluated without ever denying.

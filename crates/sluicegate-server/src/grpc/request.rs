@@ -28,7 +28,7 @@ const DOMAIN: &str = "domain";
 /// The cost of a request without `hits_addend`.
 const DEFAULT_HITS: u64 = 1;
 
-/// The entry that marks a descriptor of the call at the end of a stream, which settles a hold. It is not a label.
+/// The settle entry: a descriptor with it settles a hold at the end of a stream. It is not a label.
 pub(super) const MARKING_KEY: &str = "sluicegate";
 pub(super) const SETTLE: &str = "settle";
 
@@ -37,19 +37,19 @@ pub(super) const SETTLE: &str = "settle";
 pub(super) struct RateLimitCall {
     /// The descriptors that are decided, in order.
     pub(super) requests: Vec<Request<'static>>,
-    /// The id under which they are held, if one of them carries an id and none marks the end of a stream.
+    /// The id under which they are held, if one of them contains an id and none has the settle entry.
     pub(super) hold: Option<HoldId>,
-    /// The descriptors that mark the end of a stream.
+    /// The descriptors with the settle entry.
     pub(super) ends: Vec<StreamEnd>,
     /// Their positions among all descriptors, and those of such descriptors that are invalid.
     pub(super) end_positions: Vec<usize>,
-    /// Why a descriptor that marks the end of a stream is invalid.
+    /// Why a descriptor with the settle entry is invalid.
     pub(super) problem: Option<String>,
 }
 
 impl RateLimitCall {
-    /// Adds the end of a stream. Of several with the same labels, the largest cost counts: a descriptor without a cost is for streams whose
-    /// cost Envoy does not know.
+    /// Adds a descriptor with the settle entry. If several have the same labels, the largest cost is used: a descriptor without a cost is for
+    /// streams that end before Envoy has received the cost.
     fn add_end(&mut self, end: StreamEnd) {
         match self.ends.iter_mut().find(|other| other.labels == end.labels) {
             Some(known) => known.actual = known.actual.max(end.actual),
@@ -58,10 +58,10 @@ impl RateLimitCall {
     }
 }
 
-/// A descriptor that marks the end of a stream.
+/// A descriptor with the settle entry.
 #[derive(Debug)]
 pub(super) struct StreamEnd {
-    /// Its labels, without the mark.
+    /// Its labels, without the settle entry.
     pub(super) labels: Labels,
     /// The actual cost, if Envoy reported it.
     pub(super) actual: Option<Cost>,
@@ -125,7 +125,7 @@ pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<RateLi
     Ok(call)
 }
 
-/// Whether a descriptor marks the end of a stream.
+/// Whether a descriptor has the settle entry.
 fn marks_end(descriptor: &RateLimitDescriptor) -> bool {
     descriptor.entries.iter().any(is_mark)
 }

@@ -44,8 +44,8 @@ pub(super) fn insert_settled(response: &mut RateLimitResponse, positions: &[usiz
     }
 }
 
-/// Returns the dynamic metadata of a request that is held: the entry that marks the call at the end of its stream. Envoy does not have it for
-/// other requests.
+/// Returns the dynamic metadata of a request that is held: the settle entry, which Envoy copies into the call at the end of the stream.
+/// Responses to other requests do not have it.
 pub(super) fn mark_of_hold() -> prost_types::Struct {
     let value = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue(SETTLE.to_owned())) };
     prost_types::Struct { fields: [(MARKING_KEY.to_owned(), value)].into() }

@@ -92,7 +92,7 @@ pub struct CounterView {
     pub holds: Option<LiveHoldsView>,
 }
 
-/// The live holds of a counter, which are neither settled, released nor expired.
+/// The live holds of a counter, which were not settled or released and have not expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveHoldsView {
     /// Their number.

@@ -51,7 +51,7 @@ pub(super) async fn hold(State(api): State<Api>, request: Request) -> Result<Hol
     })
 }
 
-/// Returns the id that was generated for a hold; for a denied one, which has none, an id for another attempt.
+/// Returns the generated id of a hold. A denied hold has none: then this is an id for another attempt.
 fn generated_id(token: Option<&HoldToken>) -> String {
     token.map_or_else(|| HoldId::random().to_string(), |token| token.id().to_string())
 }
@@ -126,7 +126,7 @@ impl NewHold {
 }
 
 impl Adjustment {
-    /// Reads the hold, which is given by its token, or by its id and the request that made it.
+    /// Reads the hold, which is identified by its token, or by its id and the request that made it.
     fn read(
         engine: &Engine,
         call: ApiCall,

@@ -1,4 +1,4 @@
-//! The answers to calls about holds as JSON. The command line deserializes them into the same types.
+//! The answers to calls for holds as JSON. The command line deserializes them into the same types.
 
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};

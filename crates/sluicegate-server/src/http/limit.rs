@@ -33,7 +33,7 @@ fn in_limit(error: impl std::fmt::Display) -> Problem {
     Problem::bad_request(format_args!("limit: {error}"))
 }
 
-/// A limit of requests in flight. An expired hold always frees its units, and settling frees them whatever the actual cost is.
+/// An in-flight limit. An expired hold always frees its units, and settling frees them whatever the actual cost is.
 fn read_concurrency(limit: &body::Limit) -> Result<Limit, Problem> {
     let fields = [
         ("window", limit.window.is_some()),

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `server` | connections and graceful shutdown |
 //! | `check` | `POST /v1/check`, the hot call |
-//! | `hold` | the calls about holds |
+//! | `hold` | the calls for holds |
 //! | `routes` | all other calls |
 //! | `request`, `limit`, `body` | from a JSON body to a [`Request`](sluicegate::limiter::Request) |
 //! | `response`, `hold_response`, `json` | from a decision to JSON |

@@ -54,7 +54,7 @@ impl ApiCall {
         })
     }
 
-    /// The limiter's operation. A reset and the end of a hold are none; their requests only name counters.
+    /// The limiter's operation. For a reset, and to settle, release or renew a hold, requests only select counters.
     fn operation(self, at: Option<Timestamp>) -> Operation {
         match self {
             Self::Check | Self::Reset | Self::Hold | Self::Settle | Self::Release | Self::Renew => {

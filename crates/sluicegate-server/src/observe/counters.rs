@@ -249,8 +249,8 @@ impl RequestCounters {
         self.0.own().add(|calls| &calls[place][outcome as usize], 1);
     }
 
-    /// Partial counts with the index of their outcome in [`RequestOutcome::ALL`]. The end of a hold counts only if it fails: its
-    /// request was counted when the hold was made.
+    /// Partial counts with the index of their outcome in [`RequestOutcome::ALL`]. A settlement, release or renewal counts only
+    /// if it fails: the request was counted when its hold was made.
     pub(super) fn by_outcome(&self) -> impl Iterator<Item = (usize, u64)> {
         let counts = self.0.all().flat_map(|calls| CALLS.iter().zip(calls));
         counts.flat_map(|(call, counts)| {

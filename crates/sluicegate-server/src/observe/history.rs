@@ -77,11 +77,11 @@ pub struct HoldsSecond {
     pub held: u64,
     /// Holds that were settled or released.
     pub ended: u64,
-    /// Holds that were found to have expired, once for each counter.
+    /// Expired holds that this process detected, once for each counter.
     pub expired: u64,
     /// Holds that were settled after they had expired.
     pub late: u64,
-    /// Settlements without a hold.
+    /// Settlements of holds that do not exist.
     pub unknown: u64,
     /// Settlements that the store did not answer.
     pub queued: u64,

@@ -111,14 +111,14 @@ const LEASE_UNITS: Metric = counter(
     "lease_units",
     "Units charged in advance for hot keys: drawn, and what became of them (spent, returned, or lost until their window ends)",
 );
-const HOLDS: Metric = counter("holds", "Holds that were made, and their ends, by outcome");
+const HOLDS: Metric = counter("holds", "Holds that were made, settled, released or expired, by outcome");
 const QUEUED_SETTLEMENTS: Metric = gauge(
     "queued_settlements",
     "Settlements and releases that are repeated in the background because the store did not answer",
 );
 const SKIPPED_CONCURRENCY: Metric = counter(
     "skipped_concurrency_checks",
-    "Checks that left out a rule that counts requests in flight, because a proxy does not report their end",
+    "Checks that skipped a concurrency rule, because they are not holds",
 );
 const STORE_DURATION: Metric =
     histogram("store_operation_duration_seconds", "Duration of successful calls to the store");

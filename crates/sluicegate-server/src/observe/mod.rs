@@ -84,7 +84,7 @@ pub struct Observation<'a> {
     started: Instant,
 }
 
-/// A call to the engine. Resets and the calls about holds are not operations on counters but are counted like them.
+/// A call to the engine. Resets and the calls for holds are not operations on counters but are counted like them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// An operation of the limiter.
@@ -93,7 +93,7 @@ pub enum Call {
     Reset,
     /// A hold, which decides like a check.
     Hold,
-    /// Replaces the estimate of a hold by its actual cost.
+    /// Replaces the estimate of a hold with its actual cost.
     Settle,
     /// Refunds the estimate of a hold.
     Release,
@@ -229,8 +229,7 @@ impl Observation<'_> {
         self.record(request, observed, &active_rules);
     }
 
-    /// Records the decision of a hold. One that existed already is only counted as a request, because nothing was decided or charged
-    /// again.
+    /// Records the decision of a hold. A repeated hold counts only as a request, because nothing was decided or charged again.
     pub fn held(&self, request: &Request<'_>, held: &HoldDecision, active_rules: impl Fn() -> Arc<RuleSet>) {
         let decision = &held.decision;
         self.observer.requests.count(Call::Hold, outcome::of_request(decision));

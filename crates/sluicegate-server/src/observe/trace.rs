@@ -119,7 +119,7 @@ pub(crate) fn decision_span(transport: Transport, call: Call) -> Span {
     )
 }
 
-/// Records the end or the renewal of a hold in its span.
+/// Records the settlement, release or renewal of a hold in its span.
 pub(crate) fn record_settlement(span: &Span, settlement: &Settlement) {
     span.record("sluicegate.outcome", settlement.outcome.name());
 }

@@ -122,7 +122,7 @@ pub(super) static COMMANDS: [Entry; 20] = [
         -5,
         Requirement::Scope(Scope::Check),
         "limits",
-        "Replaces the estimate of a hold by the actual cost, once",
+        "Replaces the estimate of a hold with the actual cost, once",
     ),
     entry(
         Verb::Release,

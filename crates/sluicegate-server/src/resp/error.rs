@@ -1,5 +1,5 @@
-//! Error replies. The first word is a code: `ERR` means that the command is invalid, and nothing was charged; `CONFLICT` that the id of a
-//! hold is in use.
+//! Error replies. The first word is a code: `ERR` means that the command is invalid, and nothing was charged; `CONFLICT` means that another
+//! hold has the id.
 
 use std::fmt;
 

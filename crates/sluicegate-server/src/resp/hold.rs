@@ -1,7 +1,6 @@
-//! Commands about holds: from a command to a call of the engine, and from its outcome to a reply.
+//! Commands for holds: from a command to a call of the engine, and from its outcome to a reply.
 //!
-//! These commands name a hold by its id and the labels of the request that made it, because a script can keep those more easily than a
-//! token.
+//! These commands identify a hold by its id and the labels of its request, which a script can store more easily than a token.
 
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ use super::{
 };
 use crate::engine::{Engine, Excess, HoldAdjustment, Transport};
 
-/// A command about a hold.
+/// A command for a hold.
 #[derive(Debug)]
 pub(super) enum HoldCommand {
     /// Makes one.
@@ -31,7 +30,7 @@ pub(super) enum HoldCommand {
 }
 
 impl HoldCommand {
-    /// Reads a command, if it is about a hold. The number of its arguments is valid.
+    /// Reads a command, if it is for a hold. The number of its arguments is valid.
     pub(super) fn read(
         engine: &Engine,
         verb: Verb,
@@ -112,7 +111,7 @@ fn ttl(command: &Command<'_>) -> Result<Duration, Error> {
     Ok(Duration::from_millis(millis))
 }
 
-/// The reply of `SG.CHECK`, and the time at which the hold expires, which is 0 if it does not exist.
+/// The reply of `SG.CHECK`, and the time at which the hold expires; 0 if no hold was recorded.
 fn hold_reply(held: &HoldDecision, replies: &mut Replies) {
     replies.array(9);
     write_decision(&held.decision, replies);

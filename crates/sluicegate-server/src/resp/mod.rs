@@ -8,7 +8,7 @@
 //! | `commands` | names, arities and scopes of the commands |
 //! | `session` | the state of a connection, and the commands about it |
 //! | `request` | from a command to a [`Request`](sluicegate::limiter::Request), and from its decision to a reply |
-//! | `hold` | the commands about holds |
+//! | `hold` | the commands for holds |
 //! | `batch` | checks of one pipeline that share calls to a remote store |
 //! | `auth` | which command needs which scope |
 //! | `info` | the `INFO` command |

@@ -960,7 +960,7 @@ fn the_schema_accepts_the_documented_example_and_rejects_invalid_files() {
     }
 }
 
-/// A valid rule that counts requests in flight, with additional fields.
+/// A valid concurrency rule, with additional fields.
 fn concurrency_rule(fields: &str) -> String {
     format!("[[rule]]\nname = \"r\"\nalgorithm = \"concurrency\"\namount = 10\n{fields}\n")
 }

@@ -64,7 +64,7 @@ impl Api {
         Router::new().fallback(get(answer)).with_state(self.clone())
     }
 
-    /// Lets this many streams end.
+    /// Ends this number of streams.
     fn end(&self, streams: usize) {
         self.ends.add_permits(streams);
     }
@@ -127,7 +127,7 @@ impl Edge {
         stream
     }
 
-    /// Returns the tokens and the requests in flight that are left.
+    /// Returns the remaining tokens and in-flight slots.
     async fn left(&self) -> (u64, u64) {
         let labels = Labels::new([("domain", "llm"), ("api_key", "acme")]).unwrap();
         let decision = self.limiter.peek(&labels, Cost::ZERO).await.unwrap();
@@ -217,7 +217,7 @@ async fn a_stream_that_the_client_aborts_or_that_reports_no_tokens_keeps_its_est
     assert_eq!(edge.limiter.stats().holds.settled, 2);
 }
 
-/// The mark as a constant, which denied requests have as well.
+/// The settle entry as a constant, which denied requests have as well.
 const CONSTANT_MARK: (&str, &str) = (
     "metadata:\n                          descriptor_key: sluicegate\n                          \
      metadata_key: { key: envoy.filters.http.ratelimit, path: [{ key: sluicegate }] }",

@@ -1,4 +1,4 @@
-//! Holds over Envoy's rate limit service: the request-phase call holds, the call at the end of the stream settles.
+//! Holds over Envoy's rate limit service: the call before a request makes the hold, and the call at the end of the stream settles it.
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
@@ -72,7 +72,7 @@ impl OnMemory {
         assert_eq!(codes(&answer), (Code::Ok, vec![Code::Ok; count]));
     }
 
-    /// Returns what is left of each rule that matches the tenant.
+    /// Returns the remaining units of each rule that matches the tenant.
     async fn left(&self) -> Vec<(String, u64)> {
         left(&self.limiter).await
     }
@@ -92,7 +92,7 @@ fn expect<const N: usize>(left: [(&str, u64); N]) -> Vec<(String, u64)> {
     left.map(|(rule, units)| (rule.to_owned(), units)).into()
 }
 
-/// Whether the answer has the mark of a hold as dynamic metadata.
+/// Whether the response has the settle entry as dynamic metadata.
 fn is_marked(answer: &RateLimitResponse) -> bool {
     let Some(metadata) = &answer.dynamic_metadata else { return false };
     let entries: Vec<_> = metadata.fields.iter().map(|(key, value)| (&**key, value.kind.clone())).collect();
@@ -105,7 +105,7 @@ fn codes(answer: &RateLimitResponse) -> (Code, Vec<Code>) {
 }
 
 #[tokio::test]
-async fn a_request_is_held_by_its_estimate_and_settled_with_the_addend_of_its_end() {
+async fn a_request_is_held_with_its_estimate_and_settled_with_the_addend_of_the_second_call() {
     let mut envoy = OnMemory::start(budget()).await;
     let answer = envoy.call("edge", vec![start("r1", 400)]).await;
     assert_eq!(codes(&answer), (Code::Ok, vec![Code::Ok]));
@@ -125,7 +125,7 @@ async fn a_request_is_held_by_its_estimate_and_settled_with_the_addend_of_its_en
 }
 
 #[tokio::test]
-async fn the_excess_is_charged_and_an_end_without_an_addend_keeps_the_estimate() {
+async fn the_excess_is_charged_and_a_settlement_without_an_addend_keeps_the_estimate() {
     let mut envoy = OnMemory::start(budget()).await;
     assert_eq!(envoy.code(vec![start("low", 0)]).await, Code::Ok);
     assert_eq!(envoy.left().await, expect([("requests", 99), ("tokens", 1_000), ("in-flight", 1)]));
@@ -147,7 +147,7 @@ async fn the_excess_is_charged_and_an_end_without_an_addend_keeps_the_estimate()
 }
 
 #[tokio::test]
-async fn an_end_without_an_addend_besides_one_with_an_addend_has_no_effect() {
+async fn a_settlement_without_an_addend_beside_one_with_an_addend_has_no_effect() {
     let mut envoy = OnMemory::start(budget()).await;
     for (id, ends) in [
         ("a", vec![end("a", 7), end_without_cost("a")]),
@@ -162,9 +162,9 @@ async fn an_end_without_an_addend_besides_one_with_an_addend_has_no_effect() {
     assert_eq!(envoy.limiter.stats().holds.settled, 4);
 }
 
-/// Envoy adds the mark to the call at the end of a stream from the metadata, so that only requests that are held have such a call.
+/// Envoy copies the settle entry from the metadata into the call at the end of a stream, so only requests that are held have such a call.
 #[tokio::test]
-async fn only_the_answer_to_a_request_that_is_held_has_the_mark() {
+async fn only_the_response_to_a_held_request_has_the_settle_entry() {
     let [requests, tokens, in_flight] = budget();
     let mut envoy = OnMemory::start([requests, tokens, in_flight.shadow()]).await;
     for (descriptor, is_held) in [
@@ -182,7 +182,7 @@ async fn only_the_answer_to_a_request_that_is_held_has_the_mark() {
 }
 
 #[tokio::test]
-async fn an_end_without_a_hold_changes_nothing() {
+async fn a_settlement_without_a_hold_changes_nothing() {
     let mut envoy = OnMemory::start(budget()).await;
     let full = expect([("requests", 100), ("tokens", 1_000), ("in-flight", 2)]);
     envoy.settle(vec![end("unknown", 100)]).await;
@@ -200,7 +200,7 @@ async fn an_end_without_a_hold_changes_nothing() {
 }
 
 #[tokio::test]
-async fn without_an_id_rules_of_requests_in_flight_are_skipped_and_counted() {
+async fn without_an_id_concurrency_rules_are_skipped_and_counted() {
     let mut envoy = OnMemory::start(budget()).await;
     for _ in 0..5 {
         assert_eq!(envoy.code(vec![descriptor([("tenant", "acme")])]).await, Code::Ok);
@@ -212,7 +212,7 @@ async fn without_an_id_rules_of_requests_in_flight_are_skipped_and_counted() {
 }
 
 #[tokio::test]
-async fn a_live_id_that_comes_again_is_denied_by_requests_in_flight_and_charges_nothing() {
+async fn a_repeated_live_id_is_denied_by_a_concurrency_rule_and_charges_nothing() {
     let mut envoy = OnMemory::start(budget()).await;
     assert_eq!(envoy.code(vec![start("r", 10)]).await, Code::Ok);
     let held = expect([("requests", 99), ("tokens", 990), ("in-flight", 1)]);
@@ -231,7 +231,7 @@ async fn a_live_id_that_comes_again_is_denied_by_requests_in_flight_and_charges_
 }
 
 #[tokio::test]
-async fn a_live_id_that_comes_again_is_charged_like_a_check_without_rules_of_requests_in_flight() {
+async fn a_repeated_live_id_is_charged_like_a_check_without_concurrency_rules() {
     let [requests, tokens, _] = budget();
     let shadow = in_flight(2).shadow();
     let mut envoy = OnMemory::start([requests, tokens, shadow]).await;
@@ -289,7 +289,7 @@ async fn the_descriptors_of_a_request_are_held_together_or_not_at_all() {
     assert_eq!(envoy.left().await, expect([("requests", 97), ("tokens", 898), ("in-flight", 1)]));
 }
 
-/// Charges of descriptors without an id, and of rules without `hold`, stay as they are, whatever their rules do with expired holds.
+/// Charges of descriptors without an id, and of rules without `hold`, are not corrected, regardless of `on_expiry`.
 #[tokio::test]
 async fn a_rule_without_hold_keeps_its_charge_when_the_request_ends_or_expires() {
     let releasing = |rule: &str, label: &str| {
@@ -352,7 +352,7 @@ async fn without_another_unit_the_addend_is_a_number_of_requests_but_one_request
 }
 
 #[tokio::test]
-async fn a_rule_of_requests_in_flight_may_count_by_its_own_cost() {
+async fn a_concurrency_rule_may_have_a_cost_factor() {
     let mut envoy = OnMemory::start([in_flight(10).cost(Cost::from(4))]).await;
     assert_eq!(envoy.code(vec![start("a", 7)]).await, Code::Ok);
     assert_eq!(envoy.code(vec![start("b", 0)]).await, Code::Ok);
@@ -362,7 +362,7 @@ async fn a_rule_of_requests_in_flight_may_count_by_its_own_cost() {
 }
 
 #[tokio::test]
-async fn a_hold_expires_if_its_stream_has_no_end() {
+async fn a_hold_expires_if_the_end_of_its_stream_is_not_reported() {
     let mut envoy = OnMemory::start(budget()).await;
     for id in ["a", "b"] {
         assert_eq!(envoy.code(vec![start(id, 100)]).await, Code::Ok);

@@ -107,7 +107,7 @@ async fn a_hold_counts_as_a_check_of_its_rules_once() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_hold_is_not_another_request_of_the_history() {
+async fn a_settlement_is_not_another_request_in_the_history() {
     let engine = Engine::new(Limiter::new(MemoryStore::new(), [in_flight(3)]).unwrap());
     hold(&engine, "a").await;
     adjust(&engine, "a", settle()).await;

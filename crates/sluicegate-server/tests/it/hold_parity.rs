@@ -16,7 +16,7 @@ use sluicegate_core::OnExpiry;
 
 use crate::front_end_parity::{Fronts, HISTORIES, SECOND, STEPS, any, as_http, as_resp};
 
-/// Requests in flight, and units that stay charged or are refunded when a hold expires, with a factor and a shadow.
+/// A concurrency rule, and rules whose estimates stay charged or are refunded on expiry, one with a cost factor and one shadow rule.
 fn rules() -> Vec<Rule> {
     let window = Limit::fixed_window(300, 60 * SECOND).unwrap();
     let log = Limit::sliding_log(60, 20 * SECOND).unwrap().with_on_expiry(OnExpiry::Release).unwrap();
@@ -90,7 +90,7 @@ fn token_text(answer: &Value) -> Option<String> {
     answer["token"].as_str().map(str::to_owned)
 }
 
-/// Holds on every front end, and remembers the tokens.
+/// Makes a hold on every front end, and stores the tokens.
 async fn hold(fronts: &mut Fronts, subject: Subject, random: &mut StdRng, tokens: &mut Tokens) -> String {
     let (amounts, ttl_ms) = (Amounts::any(random), any(random, &[0, 0, 1, 500, 2_000, 30_000]));
     let labels = subject.labels();

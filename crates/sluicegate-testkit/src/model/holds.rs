@@ -44,7 +44,7 @@ pub(super) struct Record {
     expires: u64,
     known_until: u64,
     is_settled: bool,
-    /// Whether its units are still those of its charge: it was neither settled, released nor reset.
+    /// Whether its estimate is still charged: it was not settled, released or reset.
     is_open: bool,
     charged: u64,
     /// The first answer.
@@ -69,12 +69,12 @@ impl Record {
         !self.is_settled && now < self.expires
     }
 
-    /// When a check may release it; for one that stays charged, when it removes it.
+    /// The time from which a check releases it or, if it stays charged, removes it.
     fn leaves(&self) -> u64 {
         if self.releases() { self.expires } else { self.known_until }
     }
 
-    /// The order of holds that leave at the same time: that of their stored form.
+    /// The order of holds that leave at the same time, as stored.
     fn order(&self) -> (u64, Vec<u8>) {
         let flag = [u8::from(self.releases())];
         let [made, units] = [self.made, self.units].map(|number| (number as f64).to_le_bytes());
@@ -301,7 +301,7 @@ impl Model {
         }
     }
 
-    /// Settles, renews or takes back a hold.
+    /// Settles, renews or reverts a hold.
     fn adjust_holds(&mut self, check: &Check, id: &str, operation: HoldOperation, now: u64) -> HeldExpected {
         let adjusted = check.tiers().iter().enumerate().map(|(index, tier)| {
             let Some(record) = self.known(tier, id, now).cloned() else {
@@ -391,7 +391,7 @@ impl Model {
         released
     }
 
-    /// Ends the live holds of a counter that is deleted.
+    /// Removes the live holds of a counter that is deleted.
     pub(super) fn end_live_holds(&mut self, key: &Key, algorithm: Algorithm) {
         let records = self.holds.get_mut(&(key.clone(), algorithm));
         records.into_iter().flatten().for_each(|record| record.is_open = false);

@@ -52,7 +52,7 @@ tables! {
         /// Algorithm; `gcra` is an alias of `token-bucket`
         #[schemars(extend("default" = "token-bucket"))]
         algorithm: Keyword<Algorithm>,
-        /// Units admitted per window, for `concurrency` at one time; at most 200,000 for `sliding-log`. Required here or in `[defaults]`
+        /// Units admitted per window, or at the same time for `concurrency`; at most 200,000 for `sliding-log`. Required here or in `[defaults]`
         #[schemars(extend("minimum" = 1, "maximum" = MAX_AMOUNT))]
         amount: u64,
         /// Length of the window: 1 ms to 3650 days, for example `"1h30m"` or `"1d"`. For `fixed-window` also a period of the calendar:
@@ -83,18 +83,18 @@ tables! {
         /// How long a process may spend what it has charged in advance: 1 ms to the window, at most 1 hour. A tenth of the window and at
         /// most 1 s if unset
         lease_for: DurationValue,
-        /// Time until a hold expires if the request does not set it: 1 ms to 1 day. If several rules match, the shortest; `"60s"` if none of
-        /// them sets it
+        /// Time until a hold expires if the request does not set it: 1 ms to 1 day. If several rules match, the shortest; `"60s"` if no
+        /// matching rule sets it
         ttl: DurationValue,
         /// What happens to the units of a hold that expires: `charge` keeps the estimate charged, `release` refunds it. `concurrency` always
         /// releases
         #[schemars(extend("default" = "charge"))]
         on_expiry: Keyword<OnExpiry>,
-        /// The most units that settling a hold charges beyond its estimate, for callers without the scope `adjust`. The capacity if unset. Not
-        /// for `concurrency`
+        /// The most units that a settlement charges beyond the estimate of its hold, for callers without the scope `adjust`. The capacity if
+        /// unset. Not for `concurrency`
         #[schemars(extend("minimum" = 0, "maximum" = MAX_AMOUNT))]
         max_excess: u64,
-        /// Label that carries the id of a hold, for front ends whose requests have no field for it, such as Envoy
+        /// Label that contains the id of a hold, for front ends whose requests have no field for it, such as Envoy
         hold: String,
         /// Evaluate the rule without ever denying
         #[schemars(extend("default" = false))]

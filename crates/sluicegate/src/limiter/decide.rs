@@ -111,7 +111,7 @@ pub(super) struct TierInfo {
     pub(super) ttl: Option<Duration>,
     /// The factor of the caller's cost.
     pub(super) factor: Cost,
-    /// Whether the rule names the label that carries the id of a hold.
+    /// Whether the rule names the label that contains the id of a hold.
     pub(super) names_hold: bool,
 }
 
@@ -122,12 +122,12 @@ impl Default for TierInfo {
     }
 }
 
-/// What happens with rules that count requests in flight.
+/// What happens with concurrency rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConcurrencyRules {
     /// They apply: the request is a hold or a peek.
     Apply,
-    /// They are left out.
+    /// They are skipped.
     Skip,
     /// They are an error.
     Reject,
@@ -158,7 +158,7 @@ pub(super) struct MatchedRules {
     pub(super) infos: TierInfos,
     /// Rules that deny without counting.
     pub(super) denials: Vec<TierDecision>,
-    /// Whether a check left out a rule that counts requests in flight.
+    /// Whether a check skipped a concurrency rule.
     pub(super) has_skipped: bool,
 }
 
@@ -307,7 +307,7 @@ impl MatchedRules {
     }
 }
 
-/// Whether a rule counts requests in flight.
+/// Whether this is a concurrency rule.
 fn is_concurrency(applied: &Applied<'_>) -> bool {
     matches!(applied.effect, Effect::Limit { limit, .. } if !limit.algorithm().properties().has_window)
 }

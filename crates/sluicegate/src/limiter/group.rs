@@ -149,7 +149,7 @@ pub(super) struct JointCheck {
     operation: Operation,
     pub(super) infos: TierInfos,
     pub(super) tiers: Tiers,
-    /// Whether one of the requests that reach each counter carries the id of a hold.
+    /// Whether one of the requests that reach each counter contains the id of a hold.
     has_hold: Vec<bool>,
     /// Which request reaches which counter: (request, position of the tier).
     reached: Vec<(usize, usize)>,
@@ -221,12 +221,12 @@ impl JointCheck {
         Ok(())
     }
 
-    /// Whether a counter is reached by a request that carries the id of a hold.
+    /// Whether a request that contains the id of a hold reaches a counter.
     pub(super) fn has_hold(&self, position: usize) -> bool {
         self.has_hold[position]
     }
 
-    /// Returns the denials by all rules that count requests in flight, by the request that reaches them.
+    /// Returns the denials by all concurrency rules, by the request that reaches them.
     pub(super) fn denials_in_flight(&self) -> Vec<(usize, TierDecision)> {
         let reached = self.reached.iter().filter(|(_, position)| is_in_flight(&self.tiers[*position]));
         let denied = reached.map(|&(request, position)| {
@@ -283,7 +283,7 @@ impl JointCheck {
     }
 }
 
-/// Whether a counter counts requests in flight.
+/// Whether this is the counter of a concurrency rule.
 fn is_in_flight(tier: &Tier) -> bool {
     !tier.terms.limit.algorithm().properties().has_window
 }

@@ -1,4 +1,4 @@
-//! Holds: requests whose cost is corrected later, and requests in flight.
+//! Holds: admitted requests whose cost is corrected later, and which count as in flight until then.
 
 use std::{
     future::IntoFuture,
@@ -98,11 +98,11 @@ pub struct SettledTier {
     pub expires_at: Option<Timestamp>,
 }
 
-/// What settling, releasing or renewing a hold did, from the best to the worst outcome.
+/// The outcome of settling, releasing or renewing a hold, ordered from the best to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum SettleOutcome {
-    /// The estimate was replaced by the actual cost.
+    /// The actual cost replaced the estimate.
     Settled,
     /// The estimate was refunded.
     Released,
@@ -112,7 +112,7 @@ pub enum SettleOutcome {
     Already,
     /// The hold had expired. Settling charged the actual cost once; renewing changed nothing.
     Late,
-    /// The store did not answer. The operation is repeated in the background.
+    /// The store did not respond. The operation is repeated in the background.
     Queued,
     /// There is no such hold. Nothing changed.
     Unknown,
@@ -196,14 +196,14 @@ impl HoldCounters {
 }
 
 impl<'a> HoldRequest<'a> {
-    /// Sets the id, which must be unique to the request. The same id again, while the hold is live, gets the first answer, so that a hold
-    /// can be repeated after a lost answer. Without an id, a random one is used.
+    /// Sets the id, which must be unique to the request. Repeating a live hold with its id returns the first answer, so that a caller can
+    /// repeat a hold whose answer was lost. The default is a random id.
     pub fn id(mut self, id: HoldId) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// Sets the time until the hold expires if it is not settled, released or renewed. Without it, the shortest of the rules that match,
+    /// Sets the time until the hold expires if it is not settled, released or renewed. The default is the shortest of the matching rules,
     /// or 60 seconds.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
@@ -294,8 +294,8 @@ impl TierDecisions {
         tiers.map(|(_, tier)| tier).collect()
     }
 
-    /// Returns the tiers of which an answer confirms that this request made the hold. An unanswered request with an untrusted id must not end
-    /// a hold of the same id.
+    /// Returns the tiers whose answer confirms that this request made the hold. Without an answer, a request with an untrusted id must not
+    /// end a hold with the same id.
     pub(super) fn made_tiers(&self, tiers: Vec<HeldTier>) -> Vec<HeldTier> {
         let tiers = tiers.into_iter().enumerate().filter(|(position, _)| self.has_made(*position));
         tiers.map(|(_, tier)| tier).collect()
@@ -342,7 +342,7 @@ impl Hold {
         &self.decision
     }
 
-    /// Replaces the estimate by the actual cost. A unit that is not named keeps its estimate.
+    /// Replaces the estimate with the actual cost. A unit that is not named keeps its estimate.
     ///
     /// # Errors
     /// As [`Limiter::settle`]. Then the hold is not released when it is dropped: it expires.
@@ -375,7 +375,7 @@ impl Hold {
         }
     }
 
-    /// Returns the token, with which another task or process settles the hold. Dropping releases nothing then.
+    /// Returns the token, with which another task or process settles the hold. The guard then releases nothing when it is dropped.
     ///
     /// # Panics
     /// If the hold was denied.
@@ -428,11 +428,11 @@ impl Adjustment<'_> {
 }
 
 impl Limiter {
-    /// Checks a request with an estimated cost, and holds it until the actual cost is known: all rules that match or none, in one atomic step.
-    /// Rules that count requests in flight need a hold. The hold is made when it is awaited.
+    /// Checks a request with an estimated cost, and holds it until the actual cost is known. All matching rules are charged in one atomic
+    /// step, or none is. Concurrency rules require a hold. The hold is made when the returned value is awaited.
     ///
-    /// A hold that is neither settled, released nor renewed expires after its time to live: a process that dies does not keep its
-    /// units. What happens to them then is [`Limit::on_expiry`].
+    /// A hold that is not settled, released or renewed expires after its time to live, for example because its process crashed.
+    /// [`Limit::on_expiry`] determines what happens to its units.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -456,8 +456,8 @@ impl Limiter {
     /// ```
     ///
     /// # Errors
-    /// When the request is invalid, the id belongs to a hold with another cost or one that has ended, or a counter has too many live
-    /// holds. Nothing is charged.
+    /// If the request is invalid, if the id belongs to a hold with another cost or to a hold that has ended, or if a counter has too many
+    /// live holds. Nothing is charged.
     pub fn hold<'a>(&'a self, labels: &'a crate::Labels, costs: impl Into<Costs>) -> HoldRequest<'a> {
         self.hold_request(Request::new(labels, costs))
     }
@@ -480,8 +480,8 @@ impl Limiter {
         HoldRequest { limiter: self, request, id: None, ttl: None }
     }
 
-    /// Returns the token of the hold with this id, as if this request had made it under the current rules. For callers that cannot keep the
-    /// token.
+    /// Returns the token of the hold that this request made with this id, for callers that cannot store the token. The current rules determine
+    /// its counters.
     ///
     /// # Errors
     /// When the request is invalid.
@@ -492,17 +492,17 @@ impl Limiter {
         Ok(HoldToken { id, tiers: tiers.collect() })
     }
 
-    /// Replaces the estimate of a hold by the actual cost, exactly once: refunds the difference to the charge of the hold, or charges the
+    /// Replaces the estimate of a hold with the actual cost, exactly once: refunds the difference to the charge of the hold, or charges the
     /// excess, even beyond the limit. A unit that is not named keeps its estimate.
     ///
     /// # Errors
-    /// When a cost is too large, or the store does not answer and too many operations wait for it.
+    /// If a cost is too large, or if the store does not respond and the queue of settlements is full.
     pub async fn settle(&self, token: &HoldToken, costs: impl Into<Costs>) -> Result<Settlement, Error> {
         let costs = costs.into();
         self.adjust_hold(token, Adjustment::Settle { costs: &costs, max_excess: Some(u64::MAX) }).await
     }
 
-    /// [`Limiter::settle`] for callers that are not trusted: the excess is at most [`Limit::max_excess`] of each limit, as of the hold.
+    /// [`Limiter::settle`] for callers that are not trusted: the excess is at most the [`Limit::max_excess`] that was recorded with the hold.
     ///
     /// # Errors
     /// As [`Limiter::settle`].
@@ -532,18 +532,18 @@ impl Limiter {
         self.adjust_hold(token, Adjustment::Renew(ttl)).await
     }
 
-    /// [`Limiter::release`] in the background. On the memory store it is done when this returns.
+    /// [`Limiter::release`] in the background. With the memory store, it has completed when this function returns.
     pub fn release_later(&self, token: HoldToken) {
         self.adjust_later(token, None);
     }
 
-    /// [`Limiter::settle`] in the background. On the memory store it is done when this returns. A cost that is too large is logged, and the
-    /// hold keeps its estimate.
+    /// [`Limiter::settle`] in the background. With the memory store, it has completed when this function returns. If a cost is too large, this
+    /// is logged, and the hold keeps its estimate.
     pub fn settle_later(&self, token: HoldToken, costs: impl Into<Costs>) {
         self.adjust_later(token, Some(costs.into()));
     }
 
-    /// Ends the records of a hold in the background, and keeps what it charged.
+    /// Settles a hold with its estimate, in the background.
     pub(super) fn keep_later(&self, token: HoldToken) {
         if token.is_empty() {
             return;
@@ -668,7 +668,7 @@ impl HoldToken {
             }
         });
         let mut tiers: Vec<SettledTier> = tiers.collect();
-        // rules that only observe, or that were added since, have no record of a hold that others know
+        // shadow rules, and rules that were added since, may have no record of a hold that exists for other rules
         if tiers.iter().any(|tier| tier.outcome != SettleOutcome::Unknown) {
             tiers.retain(|tier| tier.outcome != SettleOutcome::Unknown);
         }
@@ -702,7 +702,7 @@ impl HeldTier {
     }
 }
 
-/// Returns some limit of an algorithm.
+/// Returns an arbitrary limit of an algorithm.
 fn any_limit(algorithm: Algorithm) -> Limit {
     if algorithm.properties().has_window {
         Limit::new(algorithm, 1, Duration::from_secs(1)).expect("one per second is valid")

@@ -1,7 +1,7 @@
-//! Holds of callers that cannot keep a token, and whose requests have no field for an id: a label carries it ([`Rule::hold`]).
+//! Holds of callers that cannot store a token, and whose requests have no field for an id: the id is in a label ([`Rule::hold`]).
 //!
-//! Such ids may come from end clients. An id that is known therefore makes no second hold, and gets no first answer: the request is
-//! charged like a check, and denied by rules that count requests in flight.
+//! Such ids may come from end clients. A repeated id therefore makes no second hold, and does not get the first answer: the request is
+//! charged like a check, and denied by concurrency rules.
 
 use std::{sync::Arc, time::Duration};
 
@@ -61,7 +61,7 @@ pub struct GroupHoldDecision {
     pub is_held: bool,
 }
 
-/// A hold that several requests make together.
+/// The result of a hold that several requests make together.
 pub(super) enum GroupHold {
     /// It is decided.
     Decided(TierDecisions),
@@ -70,8 +70,8 @@ pub(super) enum GroupHold {
 }
 
 impl Limiter {
-    /// Returns the hold whose id the labels carry: in the label that a matching rule names. If several do, the first one with such a
-    /// label counts.
+    /// Returns the hold whose id is in the label that a matching rule names. If several rules name labels of the request, the first one
+    /// decides.
     pub fn label_hold(&self, labels: &Labels) -> Option<LabelHold> {
         let rules = self.inner.rules.load();
         if !rules.may_hold(labels) {
@@ -96,11 +96,11 @@ impl Limiter {
     /// Decides as [`Limiter::check_group`], and holds what the checks charge under one id, without a token. Settle it with
     /// [`Limiter::settle_labels`].
     ///
-    /// A rule that counts requests in flight counts the request once, times its own cost; those that match only requests that
-    /// [skip](Request::skip_concurrency) them are left out. The charges of these requests stay as they are.
+    /// A concurrency rule counts the request once, times its own cost. It is skipped if it matches only requests that
+    /// [skip](Request::skip_concurrency) concurrency rules; the charges of such requests are not corrected.
     ///
-    /// The id is not trusted. If it is known to one of the counters, nothing is held: the request is charged like a check, or denied if an enforced
-    /// rule counts requests in flight.
+    /// The id is not trusted. If one of the counters already has a hold with this id, nothing is held: the request is charged like a check, or
+    /// denied if an enforced concurrency rule matches.
     ///
     /// # Errors
     /// As [`Limiter::check_group`], and if a counter has too many live holds.
@@ -108,9 +108,9 @@ impl Limiter {
         self.decide_group(requests, Some(id)).await
     }
 
-    /// Replaces the estimate of the hold whose id the labels carry, exactly once: by the actual cost, in the units of
+    /// Replaces the estimate of the hold whose id is in the labels, exactly once: with the actual cost, in the units of
     /// [`LabelHold::costs`], for the rules that match the labels and [name a label](Rule::hold). For other rules and units, and without an
-    /// actual cost, the estimate stays. Rules that count requests in flight no longer count it.
+    /// actual cost, the estimate stays. Concurrency rules no longer count it.
     ///
     /// # Errors
     /// When the store does not answer and too many operations wait for it.
@@ -118,8 +118,8 @@ impl Limiter {
         self.settle_label_hold(labels, actual, Some(u64::MAX)).await
     }
 
-    /// [`Limiter::settle_labels`] for callers that are not trusted: the excess is at most [`Limit::max_excess`](crate::Limit::max_excess) of each limit, as of the
-    /// hold.
+    /// [`Limiter::settle_labels`] for callers that are not trusted: the excess is at most the [`Limit::max_excess`](crate::Limit::max_excess) that
+    /// was recorded with the hold.
     ///
     /// # Errors
     /// As [`Limiter::settle_labels`].

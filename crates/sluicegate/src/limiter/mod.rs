@@ -8,7 +8,7 @@
 //! | `decide` | from a request to a decision |
 //! | `group` | several requests, all or none |
 //! | `hold`, `hold_token`, `pending_hold` | requests whose cost is corrected later |
-//! | `label_hold` | holds whose id a label carries |
+//! | `label_hold` | holds whose id is in a label |
 //! | `reset` | deleting counters |
 
 mod adjust;
@@ -92,7 +92,7 @@ pub struct Limiter {
 struct Inner {
     backend: Backend,
     rules: ArcSwap<RuleSet>,
-    /// Checks that left out a rule that counts requests in flight.
+    /// Checks that skipped a concurrency rule.
     skipped_concurrency: AtomicU64,
     holds: HoldCounters,
 }
@@ -132,7 +132,7 @@ pub enum Error {
     /// `try_check` and `try_check_key` decide on the memory store only. Nothing was sent or charged.
     #[error("a remote store cannot decide synchronously: use check or check_key")]
     NotLocal,
-    /// A rule counts requests in flight, which only a hold can end.
+    /// A check matches a concurrency rule, which requires a hold.
     #[error("{} counts requests in flight: use hold, and settle or release it at the end", named(rule.as_deref()))]
     NeedsHold {
         /// The rule; `None` for a limit that was given with the request.
@@ -366,7 +366,7 @@ impl Limiter {
     /// let limiter = Limiter::new(MemoryStore::new(), [rule])?;
     /// let labels = Labels::new([("tenant", "acme")])?;
     ///
-    /// // the token count of a language model's answer is known only at its end, and may exceed what remained
+    /// // the number of tokens of an LLM response is known only when it has ended, and may exceed the remaining units
     /// let used = Costs::new([("tokens", Cost::new(1_200)?)])?;
     /// let decision = limiter.charge(&labels, used).await?;
     /// assert_eq!(decision.remaining(), Some(0));

@@ -37,16 +37,16 @@ impl UnansweredHold {
             && let Some(token) = held.token.take()
             && may_exist
         {
-            // the failure policy denied, but the store may have the hold. A caller may repeat its own id: then the release would end
-            // the new hold, so the first one expires instead
+            // the failure policy denied, but the store may have the hold. If the caller repeats its own id, a release would end the
+            // repeated hold; so a hold with such an id expires instead
             limiter.release_later(token);
         }
         Ok(held)
     }
 }
 
-/// A hold in flight whose id only its caller could use. If the caller is dropped, for example because its client disconnected, the hold is
-/// completed in the background and released; otherwise it would count until it expires.
+/// A hold that the store is deciding, with a random id. If its caller is dropped, for example because a client disconnected, the hold is
+/// completed in the background and released. Otherwise it would count until it expires.
 pub(super) struct ReleasedIfDropped<'a, T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static>
 {
     limiter: &'a Limiter,

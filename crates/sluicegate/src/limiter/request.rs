@@ -37,7 +37,7 @@ pub struct Request<'a> {
     pub operation: Operation,
     /// How long the caller waits, if that is shorter than the limiter's deadline.
     pub deadline: Option<Duration>,
-    /// Whether rules that count requests in flight do not apply. Otherwise a check that one of them matches is an error, because only a
+    /// Whether concurrency rules are skipped. Otherwise a check that matches one of them is an error, because only a
     /// [hold](super::Limiter::hold) can be counted.
     pub skips_concurrency: bool,
 }
@@ -119,7 +119,7 @@ impl<'a> Request<'a> {
         Self { deadline, ..self }
     }
 
-    /// Leaves out rules that count requests in flight, instead of returning an error.
+    /// Skips concurrency rules, instead of returning an error.
     #[must_use]
     pub fn skip_concurrency(self) -> Self {
         Self { skips_concurrency: true, ..self }

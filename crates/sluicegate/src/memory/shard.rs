@@ -60,8 +60,8 @@ pub(super) struct Lookup<'a> {
 pub(super) enum Room {
     /// By the overflow counter of its rule.
     Shared,
-    /// By its own counter: the memory is reserved, or that of its holds exceeds it. Holds would not find units that were charged to an
-    /// overflow counter.
+    /// By its own counter, whose memory is reserved. A counter with holds exceeds the memory if necessary, because a hold cannot be settled
+    /// on an overflow counter.
     Own,
 }
 
@@ -161,7 +161,7 @@ impl Shard {
         }
     }
 
-    /// Returns the bytes that a counter needs in addition: none if it exists. `None` if there is no room for it.
+    /// Returns the additional bytes for a counter: none if it exists. `None` if the shard has the maximum number of counters.
     pub(super) fn growth_bytes(&self, lookup: &Lookup<'_>) -> Option<usize> {
         if self.find(lookup.key, lookup.hash, lookup.limit.algorithm()).is_some() {
             return Some(self.classes.growth_bytes());
@@ -176,7 +176,7 @@ impl Shard {
             + self.index.growth_bytes()
     }
 
-    /// Refunds expired holds, and returns how many were removed.
+    /// Refunds expired holds. Returns the number of holds that were removed.
     pub(super) fn release_expired(&mut self, lookup: &Lookup<'_>, budget: &Budget, now: Timestamp) -> u32 {
         let algorithm = lookup.limit.algorithm();
         if self.holds(lookup.key, algorithm).is_none() {

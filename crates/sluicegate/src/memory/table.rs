@@ -267,8 +267,8 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         settled.collect()
     }
 
-    /// Decides a check together with the holds of its counters. If the id of a hold is known to some of them only, it is decided by the others:
-    /// then it is complete, or the known ones are taken back.
+    /// Decides a check together with the holds of its counters. If only some counters have the hold already, the others decide: either they
+    /// complete the hold, or it is reverted.
     fn decide_held(&mut self, check: &Check, locations: &[(usize, u64)]) -> Vec<Answer> {
         let tiers: Vec<_> = check.tiers().iter().zip(locations).collect();
         match check.hold() {
@@ -296,7 +296,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         }
     }
 
-    /// Decides a check, or a hold that is not known to all tiers.
+    /// Decides a check, or a hold that some tiers do not have yet.
     fn decide_tiers(
         &mut self,
         check: &Check,
@@ -365,7 +365,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         answers
     }
 
-    /// Reverts a hold where it is known. Returns the answers of these tiers.
+    /// Reverts a hold on the tiers that have it. Returns their answers.
     fn take_back_known(&mut self, tiers: &[HeldTier<'_>], hold: MadeHold<'_>) -> Vec<Option<Answer>> {
         let taken_back = tiers.iter().enumerate().map(|(index, tier)| {
             hold.known[index]?;
@@ -385,7 +385,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         }
     }
 
-    /// Reserves memory for a hold and its counter, and adds it to `reserved`. Returns whether there is room for both.
+    /// Reserves memory for a hold and its counter, and adds it to `reserved`. Returns whether both fit.
     fn reserve_hold(
         &mut self,
         tier: &Tier,
@@ -410,12 +410,12 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         shard.release_expired(&lookup, budget, now)
     }
 
-    /// Settles, renews or takes back a hold.
+    /// Settles, renews or reverts a hold.
     fn adjust_hold(&mut self, tiers: &[HeldTier<'_>], operation: HoldOperation, id: &[u8]) -> Vec<Answer> {
         tiers.iter().enumerate().map(|(index, tier)| self.adjust_one(tier, operation, index, id)).collect()
     }
 
-    /// Settles, renews or takes back a hold of one tier, whose index is that in the check.
+    /// Settles, renews or reverts the hold of one tier; `index` is its position in the check.
     fn adjust_one(
         &mut self,
         (tier, location): &HeldTier<'_>,
@@ -493,6 +493,6 @@ type HeldTier<'a> = (&'a Tier, &'a (usize, u64));
 struct MadeHold<'a> {
     id: &'a [u8],
     ttl: Duration,
-    /// The answers of the tiers to which the id is known.
+    /// The answers of the tiers that have the hold already.
     known: &'a [Option<Answer>],
 }

@@ -55,7 +55,7 @@ pub(super) fn holds_request(key: &[u8]) -> Cmd {
 
 /// The index of a counter's holds.
 pub(super) struct HoldIndex {
-    /// The live holds; above [`MAX_SHOWN_HOLDS`], sum and oldest are those of the ones that expire first.
+    /// The live holds. Above [`MAX_SHOWN_HOLDS`], the sum and the oldest are those of the holds that expire first.
     pub(super) live: LiveHolds,
     /// The units of a concurrency counter.
     units: u64,
@@ -99,7 +99,7 @@ impl<'a> IndexedHold<'a> {
     }
 }
 
-/// Returns the units of a concurrency counter, from the score of the empty member: -1 less the units.
+/// Returns the units of a concurrency counter, from the score of the empty member: -1 minus the units.
 pub(super) fn units_of_score(score: f64) -> u64 {
     (-1.0 - score).max(0.0) as u64
 }

@@ -120,7 +120,7 @@ impl DenialCache {
         (denial.is_certain && now < denial.until).then(|| denial.share_at(now))
     }
 
-    /// Caches which tiers are certain to deny the next request of a check. Where holds can end a denial, it is not certain.
+    /// Caches which tiers are certain to deny the next request of a check. A denial that a settled or expired hold can end is not certain.
     pub(super) fn insert_certain(&self, check: &Check, answers: &[Answer], sent: &Sent) {
         if self.longest.is_zero() || check.operation() != Operation::Check || check.uses_holds() {
             return;

@@ -46,7 +46,7 @@ const LIFETIME: Duration = Duration::from_secs(10);
 pub(super) struct Fallback {
     counters: MemoryStore,
     known: KnownUsage,
-    /// Whether holds were ever made here.
+    /// Whether a failure policy has ever made a hold in this process.
     has_holds: AtomicBool,
     /// Held while a decision depends on known usage, which is compared with the counters before they are charged.
     comparison: Mutex<()>,
@@ -126,7 +126,7 @@ impl Fallback {
         (decided, shares)
     }
 
-    /// Settles, releases or renews a hold where this process made it. Returns `None` if it did not.
+    /// Settles, releases or renews a hold that this process made. Returns `None` for other holds.
     pub(super) fn adjust_hold(&self, check: &Check) -> Option<CheckShares> {
         if !self.has_holds.load(Ordering::Relaxed) {
             return None;

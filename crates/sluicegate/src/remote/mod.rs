@@ -10,7 +10,7 @@
 //!         -> fewer calls in flight than the limit  -> sent in the next batch       (batch, call_limit)
 //!         -> otherwise queued, with equal checks   -> sent when a call returns     (queue)
 //!
-//! the end of a hold -> sent again if its reply is lost; queued while the store is down   (settlements)
+//! settle a hold -> repeated if its reply is lost; queued while the store is down   (settlements)
 //! ```
 //!
 //! No timer delays a check. A check without an answer by its deadline is decided by its rules' failure policies, one of

@@ -1,5 +1,5 @@
-//! Operations on holds. Each has an effect only once, so that, unlike a check, it is sent again if its reply is lost. While the store is
-//! down, the ends of holds are queued.
+//! Operations on holds. Each takes effect only once, so unlike a check, it is repeated if its reply is lost. While the store is down,
+//! settlements and releases are queued.
 
 use std::{
     collections::VecDeque,
@@ -38,18 +38,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How often an operation is sent within its deadline.
 const MAX_ATTEMPTS: u32 = 4;
 
-/// Settlements that the store did not answer.
+/// Settlements and releases that the store did not answer.
 #[derive(Default)]
 pub(super) struct Settlements(Mutex<Queue>);
 
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Queued>,
-    /// The tiers of all that wait.
+    /// The tiers of all queued settlements.
     tiers: usize,
-    /// How many are being sent.
+    /// The number of settlements that are being sent.
     in_flight: usize,
-    /// Whether a task sends them.
+    /// Whether a task is sending them.
     is_sending: bool,
 }
 
@@ -59,7 +59,7 @@ struct Queued {
 }
 
 impl Remote {
-    /// Sends an operation on a hold. If there is no reply after half of the time, or the connection is lost, it is sent again.
+    /// Sends an operation on a hold. If there is no reply after half of the remaining time, or if the connection is lost, repeats it.
     pub(super) async fn send_repeatedly(
         &self,
         check: &Check,
@@ -93,7 +93,7 @@ impl Remote {
     }
 
     /// Settles, releases or renews a hold in the store, and in this process if a failure policy made it here. If the store does not
-    /// answer, the end of the hold is queued, and the answer has no results.
+    /// respond, a settlement or release is queued, and the answer has no results.
     pub(crate) async fn adjust_hold(
         self: &Arc<Self>,
         check: &Check,
@@ -114,7 +114,7 @@ impl Remote {
         }
     }
 
-    /// Repeats a settlement in the background. Returns whether there is room for it, and a runtime.
+    /// Queues a settlement. Returns false if the queue is full, or if there is no runtime.
     fn queue_settlement(self: &Arc<Self>, check: &Check) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
         let mut queue = self.settlements.0.lock();
@@ -210,7 +210,7 @@ fn is_temporary(error: &StoreError) -> bool {
     !matches!(error, StoreError::Unreadable { .. } | StoreError::TooLarge { .. })
 }
 
-/// Replaces the results of tiers that have the hold only in this process.
+/// Replaces the results of tiers whose hold exists only in this process.
 fn merge(mut shares: CheckShares, here: Option<CheckShares>) -> CheckShares {
     for (position, hold) in here.map(|here| here.holds).into_iter().flatten().enumerate() {
         if hold.outcome != HoldOutcome::Unknown && shares.holds[position].outcome == HoldOutcome::Unknown {

@@ -71,9 +71,9 @@ pub struct Rule {
     pub lease: Option<LeaseSize>,
     /// How long a process may spend what it has charged in advance; without it, a tenth of the window and at most one second.
     pub lease_for: Option<Duration>,
-    /// The time until a hold expires, if the request does not set it; the shortest of all rules that match. 60 seconds by default.
+    /// The time until a hold expires, if the request does not set it. The shortest of all matching rules is used; 60 seconds by default.
     pub ttl: Option<Duration>,
-    /// The label that carries the ids of holds, for front ends whose requests have no field for it.
+    /// The label that contains the id of a hold, for front ends whose requests have no field for it.
     pub hold: Option<Box<str>>,
     /// Overrides, applied in order, field by field; a later match wins.
     pub overrides: Vec<Override>,
@@ -286,7 +286,7 @@ impl Rule {
         self
     }
 
-    /// Returns the cost of a request in the unit of this rule. A rule that counts requests in flight counts 1 for a request whose costs do not
+    /// Returns the cost of a request in the unit of this rule. A concurrency rule counts 1 for a request whose costs do not
     /// name `requests`: a hold of tokens is one request in flight.
     pub fn cost_of(&self, costs: &Costs) -> Cost {
         let is_in_flight = !self.limit.algorithm().properties().has_window && *self.unit == *DEFAULT_UNIT;
@@ -303,14 +303,14 @@ impl Rule {
         self
     }
 
-    /// Sets the label that carries the ids of holds.
+    /// Sets the label that contains the id of a hold.
     #[must_use]
     pub fn hold(mut self, label: &str) -> Self {
         self.hold = Some(label.into());
         self
     }
 
-    /// Sets the most units that settling a hold charges beyond its estimate; see [`Limit::max_excess`].
+    /// Sets the most units that a settlement charges beyond the estimate; see [`Limit::max_excess`].
     #[must_use]
     pub fn max_excess(mut self, units: u64) -> Self {
         self.limit = self.limit.with_max_excess(units);

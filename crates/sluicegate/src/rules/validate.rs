@@ -116,7 +116,7 @@ pub enum RuleError {
     /// The time until its holds expire is out of range.
     #[error("ttl {0:?} is out of range: use {MIN_HOLD_TTL:?} to {MAX_HOLD_TTL:?} (1 day)")]
     Ttl(Duration),
-    /// The label that carries the ids of its holds is invalid.
+    /// The label that contains the id of a hold is invalid.
     #[error("hold: {0}")]
     Hold(LabelError),
     /// One of its overrides is invalid.

@@ -14,9 +14,9 @@ use sluicegate_testkit::{
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
-/// Of tests in which every call is answered.
+/// The deadline of tests in which every call is answered.
 const LONG: Duration = Duration::from_secs(5);
-/// Of tests in which calls are not answered: long enough for a busy machine, and short enough to wait for.
+/// The deadline of tests in which calls are not answered: long enough for a busy machine, and short enough to wait for.
 const SHORT: Duration = Duration::from_secs(2);
 
 fn window() -> Limit {
@@ -27,12 +27,12 @@ fn in_flight() -> Limit {
     Limit::concurrency(3).unwrap()
 }
 
-/// A limiter behind a proxy, with a rule for tokens and one for requests in flight.
+/// A limiter whose store is behind a proxy, with a token rule and a concurrency rule.
 struct Subject {
     server: Server,
     proxy: Proxy,
     limiter: Limiter,
-    /// Without the proxy.
+    /// The store without the proxy.
     direct: RedisStore,
     rules: [Rule; 2],
 }

@@ -39,7 +39,7 @@ async fn a_changed_rule_does_not_change_the_settlement_of_a_hold() {
 }
 
 #[tokio::test]
-async fn a_repeated_hold_is_completed_or_taken_back_by_a_rule_that_was_added_since() {
+async fn a_repeated_hold_is_completed_or_reverted_after_a_rule_was_added() {
     let limiter = Limiter::in_memory([budget("tokens", 100)]).unwrap();
     let id = HoldId::new("request").unwrap();
     let labels = Labels::default();

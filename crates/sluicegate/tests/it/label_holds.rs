@@ -1,4 +1,4 @@
-//! Holds whose id a label carries, on memory, Redis and a Cluster.
+//! Holds whose id is in a label, on memory, Redis and a Cluster.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use sluicegate_testkit::{
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const LONG_DEADLINE: Options = Options::new().deadline(Duration::from_secs(5)).denial_cache(Duration::ZERO);
 
-/// Rules of two descriptors, one of which carries an id.
+/// Rules of two descriptors, one of which contains an id.
 fn rules() -> [Rule; 4] {
     let window = |amount| Limit::fixed_window(amount, DAY).unwrap();
     let releasing = Limit::sliding_log(50, DAY).unwrap().with_on_expiry(OnExpiry::Release).unwrap();
@@ -48,7 +48,7 @@ async fn settle(limiter: &Limiter, id: &str, actual: u64) -> SettleOutcome {
     limiter.settle_labels(&labels, Cost::new(actual).ok()).await.unwrap().outcome
 }
 
-/// Returns what is left of each rule.
+/// Returns the remaining units of each rule.
 async fn left(limiter: &Limiter) -> [u64; 4] {
     let labels = labels([("address", "203.0.113.9"), ("tenant", "acme")]);
     let decision = limiter.peek(&labels, Costs::from(Cost::ZERO)).await.unwrap();

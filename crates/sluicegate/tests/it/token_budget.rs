@@ -1,4 +1,4 @@
-//! A budget of tokens under concurrent streams whose cost is known only at their end: how many tokens pass with each way to count them.
+//! A token budget under concurrent streams whose cost is known only when they have ended: the number of tokens that pass with each method.
 //! `docs/budgets.md` publishes the figures.
 
 use std::{sync::Arc, time::Duration};

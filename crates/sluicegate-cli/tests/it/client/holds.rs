@@ -48,7 +48,7 @@ fn charged(answer: &Value, rule: &str) -> Value {
 }
 
 #[test]
-fn a_hold_is_settled_by_its_token_and_frees_its_place() {
+fn a_hold_is_settled_by_its_token_and_frees_its_slot() {
     let (_home, server) = server();
     let held = server.run(&with(&HOLD, &["--id", "job-1"]));
     assert_eq!(held.code, Some(0), "{held:?}");
@@ -72,7 +72,7 @@ fn a_hold_is_settled_by_its_token_and_frees_its_place() {
 }
 
 #[test]
-fn a_hold_beyond_the_requests_in_flight_is_denied_until_another_one_is_released() {
+fn a_hold_beyond_the_in_flight_limit_is_denied_until_another_one_is_released() {
     let (_home, server) = server();
     for id in ["a", "b"] {
         assert_eq!(server.run(&with(&HOLD, &["--id", id])).code, Some(0));

@@ -1,4 +1,4 @@
-//! Holds from the page, the live holds of a counter, and the chart of holds.
+//! The dashboard makes and releases holds, and shows the live holds of a counter and the chart of holds.
 
 use super::browser::Browser;
 use crate::server_process::{ANY_PORTS, ConfigDir};
@@ -33,7 +33,7 @@ async fn a_request_is_held_and_released() {
     browser
         .until_text("#rules", "2 in flight, holds expire after 5m, hold id in request_id, per tenant")
         .await;
-    browser.until_text("#rules", "1000 tokens per 1h, at most 50 more than held, per tenant").await;
+    browser.until_text("#rules", "1000 tokens per 1h, at most 50 above the estimate, per tenant").await;
     browser.fill("#labels", "route=chat tenant=acme").await;
     browser.fill("#cost", "requests=1,tokens=400").await;
     browser.click("button[value=check]").await;

@@ -1,4 +1,4 @@
-//! Holds: live, expired and broken ones.
+//! Findings about live and expired holds, and holds with lost records or wrong units.
 
 use std::time::Duration;
 

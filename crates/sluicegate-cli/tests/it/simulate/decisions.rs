@@ -57,7 +57,7 @@ fn a_log_counted_by_hand_has_the_expected_report() {
 }
 
 #[test]
-fn rules_that_count_requests_in_flight_are_left_out_and_named() {
+fn concurrency_rules_are_skipped_and_listed() {
     let in_flight = "[[rule]]\nname = \"in-flight\"\nalgorithm = \"concurrency\"\namount = 1\n";
     let rate = "[[rule]]\nname = \"rate\"\nalgorithm = \"fixed-window\"\namount = 2\nwindow = \"1h\"\n";
     let hits = [0, 1, 2].map(|second| Hit::new(second, "10.0.0.1", "/"));
@@ -69,7 +69,7 @@ fn rules_that_count_requests_in_flight_are_left_out_and_named() {
         (&report["rules"]["denied"], &report["rules"]["not_simulated"]),
         (&json!(1), &json!(["in-flight"]))
     );
-    let note = "not simulated, because a log does not contain when requests end: in-flight (concurrency)";
+    let note = "not simulated, because a log does not contain the times at which requests end: in-flight (concurrency)";
     let html = std::fs::read_to_string(dir.path("report.html")).unwrap();
     assert!(dir.text(&arguments).contains(note) && html.contains(note));
     dir.write("rules.toml", rate);

@@ -50,7 +50,7 @@ export function clock(ms) {
   return new Date(ms).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' });
 }
 
-// Describes the period of a limit, with the zone and the first day of a calendar window. Requests in flight have none.
+// Describes the period of a limit, with the zone and the first day of a calendar window. An in-flight limit has no period.
 export function periodText({ window, zone, anchor }) {
   if (!window) return 'in flight';
   let text = `per ${window}`;

@@ -12,7 +12,7 @@ export function summary(rule) {
   if (rule.burst !== null && rule.burst !== rule.amount) text += `, burst ${count(rule.burst)}`;
   if (rule.ttl) text += `, holds expire after ${rule.ttl}`;
   if (rule.on_expiry === 'release' && rule.window) text += ', expired holds are refunded';
-  if (rule.max_excess !== undefined) text += `, at most ${count(rule.max_excess)} more than held`;
+  if (rule.max_excess !== undefined) text += `, at most ${count(rule.max_excess)} above the estimate`;
   if (rule.hold) text += `, hold id in ${rule.hold}`;
   if (rule.per.length > 0) text += `, per ${rule.per.join(' and ')}`;
   return text;

@@ -13,7 +13,7 @@ const RIGHT = 8;
 function ahead(snapshot, endMs) {
   const ms = (us) => (us - snapshot.at_us) / 1000;
   if (snapshot.kind === 'concurrency') {
-    // Of the holds, only the first and the last expiry are known.
+    // The snapshot has only the first and the last expiry of the holds.
     const { from_us, until_us, units } = snapshot.live;
     const [first, last] = units > 0 ? [Math.max(0, ms(from_us)), Math.max(0, ms(until_us))] : [0, 0];
     return [[0, units], [first, units], [last, 0], [Math.max(endMs, last), 0]];
@@ -155,7 +155,7 @@ export function caption(snapshot, limit) {
   }
   if (snapshot.kind === 'sliding-counter') return 'The current window counts in full, the previous one in proportion to its overlap with the sliding window.';
   if (snapshot.kind === 'fixed-window') return 'All units count until the window ends.';
-  if (snapshot.kind === 'concurrency') return 'Holds count until they are settled or released. Without that, they expire between the two ends of the slope.';
+  if (snapshot.kind === 'concurrency') return 'Live holds count until they are settled or released, at the latest until they expire. The slope begins when the first one expires and ends when the last one does.';
   return `The level drains by ${count(snapshot.drains_per_second)} per second; a request fits as soon as the level plus its cost is within the limit.`;
 }
 

@@ -1,4 +1,4 @@
-//! When a hold ends, and with which cost it is settled.
+//! The end of a response settles the hold, with the actual cost.
 
 use std::convert::Infallible;
 

@@ -200,13 +200,13 @@ impl From<SlotCallError> for StoreError {
     }
 }
 
-/// Whether a hold cannot be made, no matter how many units are available.
+/// Whether a hold is impossible regardless of the available units.
 fn is_hold_error(outcome: HoldOutcome) -> bool {
     matches!(outcome, HoldOutcome::Conflict | HoldOutcome::Full)
 }
 
-/// Returns which parts of a hold are taken back. If it was denied, those that an earlier attempt made are taken back as well, unless the id
-/// belongs to another hold. After an error, they stay: the earlier attempt may still succeed, and a later one completes the hold.
+/// Returns which parts of a hold are reverted. After a denial, this includes the parts that an earlier attempt made, unless the id belongs to
+/// another hold. After an error, those parts stay: the earlier attempt may still succeed, and a later one completes the hold.
 fn hold_denial(check: &Check, progress: &Progress) -> HoldDenial {
     let reserved = || progress.reserved.iter().flatten();
     let mut outcomes = reserved().flat_map(|part| &part.answers).map(|answer| answer.hold.outcome);

@@ -1,7 +1,7 @@
 //! Retries, in the background, releases of reservations that did not run.
 //!
 //! A refund is retried only if its last attempt is known not to have run: it was not sent, or Redis replied with an
-//! error. If the reply was lost, it is abandoned, and the units may count until their window ends. Taking back a hold has an effect only
+//! error. If the reply was lost, it is abandoned, and the units may count until their window ends. Reverting a hold has an effect only
 //! once, so it is always retried.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -36,7 +36,7 @@ impl Default for PendingReleases {
     }
 }
 
-/// A refund of reserved units on one slot, or the end of a hold that another slot denied.
+/// A refund of reserved units on one slot, or the reversal of a hold that another slot denied.
 pub(super) struct Release {
     pub(super) slot: u16,
     pub(super) refund: Check,

@@ -73,11 +73,11 @@ fn part_of(check: &Check, operation: Operation, places: &[usize]) -> Check {
     }
 }
 
-/// Why a hold is taken back.
+/// Why a hold is reverted.
 pub(super) struct HoldDenial {
-    /// The outcomes of parts that are taken back.
+    /// The outcomes of parts that are reverted.
     pub(super) outcomes: &'static [HoldOutcome],
-    /// When it was denied; `None` after an error.
+    /// The time of the denial; `None` after an error.
     pub(super) at: Option<Timestamp>,
 }
 
@@ -110,7 +110,7 @@ pub(super) struct Done {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Refund what was reserved beyond the granted requests, or take back a hold.
+    /// Refund what was reserved beyond the granted requests, or revert a hold.
     Refund,
     /// Peek for the retry time of the next request: this part admitted exactly the granted requests.
     PeekNext,
@@ -159,8 +159,8 @@ impl Part {
         follow_ups
     }
 
-    /// Returns the operation that takes back a hold that another part denied, where it had one of these outcomes. A part without a
-    /// reservation may know the hold from an earlier attempt.
+    /// Returns the operation that reverts a hold which another part denied, on tiers with one of these outcomes. A part without a
+    /// reservation may have the hold from an earlier attempt.
     pub(super) fn take_back(
         &self,
         check: &Check,

@@ -1,4 +1,4 @@
-//! The holds of counters: live ones, and those that were not released, or cannot be settled.
+//! The holds of counters: live ones, expired ones that are not released yet, and those that cannot be settled.
 
 use redis::{FromRedisValue, Value};
 use sluicegate_core::{
@@ -15,11 +15,11 @@ use crate::{
     store::StoreError,
 };
 
-/// The most holds of one counter that are read: those that leave its index first.
+/// The most holds of one counter that are read: those that are removed from its index first.
 const MAX_READ: usize = 1_000;
 
-/// Releases the expired holds of a concurrency counter, as a check does, and makes its units those of the other holds. KEYS: the counter.
-/// ARGV: the most holds to release. Returns their number, and 1 if the units were changed otherwise.
+/// Releases the expired holds of a concurrency counter, as a check does, and sets its units to the sum of the other holds. KEYS: the counter.
+/// ARGV: the most holds to release. Returns their number, and 1 if the units were wrong.
 const REPAIR: &str = "\
 local key = KEYS[1]
 if redis.call('TYPE', key).ok ~= 'zset' then return {0, 0} end
@@ -57,33 +57,33 @@ const MAX_REPAIRED: usize = 1_000;
 pub struct CounterHolds {
     /// The live holds.
     pub live: LiveHolds,
-    /// Holds that have expired and not been released, so that they count as live.
+    /// Expired holds that are not released yet and therefore count as live.
     pub expired: ExpiredHolds,
     /// Live holds whose records were lost: they cannot be settled, released or renewed, and count until they expire.
     pub without_record: u64,
-    /// When the last one of these expires; 0 without any.
+    /// The time at which the last of these expires; 0 if there are none.
     pub without_record_until_us: u64,
-    /// Of a concurrency counter, its units and those of its holds, if they differ.
+    /// The units of a concurrency counter and the sum of its holds, if they differ.
     pub unequal_units: Option<(u64, u64)>,
-    /// Whether only the holds that leave the index first were read.
+    /// Whether the counter has more holds than were read.
     pub is_partial: bool,
-    /// Whether the counter is one of a concurrency limit, which [`InspectedServer::repair_holds`] can repair.
+    /// Whether this is a concurrency counter, which [`InspectedServer::repair_holds`] can repair.
     pub is_concurrency: bool,
 }
 
-/// Holds that have expired and not been released.
+/// Expired holds that are not released yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpiredHolds {
     /// Their number.
     pub count: u64,
     /// The sum of their units.
     pub units: u64,
-    /// When the first of them expired; 0 without any.
+    /// The time at which the first of them expired; 0 if there are none.
     pub first_us: u64,
 }
 
 impl InspectedServer {
-    /// Returns the time of the server and the holds of the counters with these indexes. A key that is not an index has none.
+    /// Returns the time of the server, and the holds of the counters with these indexes. A key that is not an index has no holds.
     ///
     /// # Errors
     /// If a command is rejected or has no reply.
@@ -120,7 +120,7 @@ impl InspectedServer {
         Ok(holds)
     }
 
-    /// Returns those of these live holds that have no record and are still in the index.
+    /// Returns the live holds that have no record and are still in the index.
     async fn without_record<'a>(
         &self,
         index: &[u8],
@@ -135,7 +135,7 @@ impl InspectedServer {
             .filter(|(_, exists)| *exists == Value::Int(0))
             .map(|(hold, _)| hold)
             .collect();
-        // a hold that was taken back since the index was read has left it
+        // a hold that was reverted since the index was read has left it
         let mut scores = redis::pipe();
         for (member, _) in &missing {
             scores.cmd("ZSCORE").arg(index).arg(*member);
@@ -145,8 +145,8 @@ impl InspectedServer {
         Ok(missing.into_iter().zip(scores).filter(remains).map(|((_, hold), _)| hold).collect())
     }
 
-    /// Releases the expired holds of these concurrency counters, as a check does, and makes the units of each counter those of its holds.
-    /// Returns how many holds were released, and of how many counters the units were wrong. Other keys are not changed.
+    /// Releases the expired holds of these concurrency counters, as a check does, and sets the units of each counter to the sum of its holds.
+    /// Returns the number of released holds, and the number of counters with wrong units. Other keys are not changed.
     ///
     /// # Errors
     /// If a command is rejected or has no reply; some counters may have been repaired.

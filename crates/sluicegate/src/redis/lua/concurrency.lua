@@ -16,7 +16,7 @@ define[CONCURRENCY] = function()
     state.used = state.used + min(units, MAX_EXACT - state.used)
   end
 
-  -- An upper bound: a hold that is settled earlier frees its units at once.
+  -- an upper bound, because a hold that is settled earlier frees its units at once
   function self.wait(state)
     local first = call('ZRANGEBYSCORE', state.name, '0', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
     return first[2] and max(tonumber(first[2]) - now, 1) or 1

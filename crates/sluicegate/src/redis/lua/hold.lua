@@ -1,19 +1,19 @@
 
 -- Holds: admitted checks whose cost is corrected later. Each hold of a counter has
 --   * a record under its own key, '<BBddddddd': 1 if it is settled, 1 if it is released when it expires, units of its estimate, when it was
---     made, when it expires, until when its id is known, units that it has charged, the most units to charge beyond the estimate, when it was
+--     made, when it expires, until when its id is kept, units that it has charged, the most units to charge beyond the estimate, when it was
 --     made or last repeated; then its limit (as in ARGV[2]) and the answer to the check that made it (as in the reply)
---   * as long as it is live, a member of the counter's index, a sorted set: '<Bdd', 1 if it is released when it expires, when it was made
+--   * while it is live, a member of the counter's index, a sorted set: '<Bdd', 1 if it is released when it expires, when it was made
 --     and its units; then the id. The score is the time at which it leaves the index: when it expires, or for a hold that stays
 --     charged, when its id is forgotten
--- A record without a member was reset, unless it is settled or was released.
+-- If a record has no member, the hold is settled, was released, or was lost in a reset of the counter.
 local decide_held, save_hold_indexes
 
 if has_holds then
   -- The records by key, and the indexes that have changed: the key of the counter and its limit.
   local records, changed_indexes = {}, {}
 
-  -- Returns the record of a hold; nil if the id is not known, false if it cannot be read.
+  -- Returns the record of a hold; nil if there is none, false if it cannot be read.
   local function record_of(key)
     local record = records[key]
     if stored[key] == nil then -- the fast path has written it
@@ -52,7 +52,7 @@ if has_holds then
     return pack(MEMBER, record.releases and 1 or 0, record.at, record.units) .. id
   end
 
-  -- Returns the record of the hold at `place`; nil if it is not known or was reset, false if it cannot be read.
+  -- Returns the record of the hold at `place`; nil if there is none or it was reset, false if it cannot be read.
   local function known_record(group, place, id)
     local record = record_of(group.records[place])
     if not record then
@@ -86,8 +86,8 @@ if has_holds then
     return call('ZREM', KEYS[index], member_of(record, id)) == 1
   end
 
-  -- An index lives until its last hold leaves. If holds are released, it lives until their counter is empty as well: the next check refunds
-  -- them.
+  -- The TTL of an index covers its last hold. If expired holds are released, the index also lives until their counter is empty, so that the
+  -- next check can refund them.
   function save_hold_indexes()
     for index, counter in pairs(changed_indexes) do
       local last, limit, extra = call('ZREVRANGE', KEYS[index], '0', '0', 'WITHSCORES'), counter.limit, 0
@@ -145,20 +145,20 @@ if has_holds then
     end
   end
 
-  -- Answers a check that is not decided, because a key of a tier cannot be read.
+  -- Replies to a check that is not decided, because a key of a tier cannot be read.
   local function reply_unreadable(unreadable)
     for tier = 1, #unreadable do
       replies[#replies + 1] = (unreadable[tier] and UNREADABLE or NO_ANSWER) .. NO_RESULT
     end
   end
 
-  -- Returns whether a hold repeats the live one of a record. One whose id must be new never does.
+  -- Returns whether a hold repeats the live hold of a record. A hold whose id must be new never does.
   local function is_repeated(group, tier, record)
     return group.operation ~= HOLD_NEW and not record.is_settled and record.expires > now
       and record.units == group.costs[tier]
   end
 
-  -- Answers a hold that conflicts with another one of the same id.
+  -- Replies to a hold that conflicts with another one of the same id.
   local function reply_conflict(group, known)
     for tier = 1, group.tiers do
       local record = known[tier]
@@ -184,7 +184,7 @@ if has_holds then
     return state
   end
 
-  -- Answers a tier to which the id of a hold is known. If others deny, the hold is taken back.
+  -- Replies for a tier that already has the hold. If another tier denies it, the hold is reverted.
   local function repeat_tier(group, place, record, id, is_granted)
     if not is_granted then
       local state = take_back(group, place, record, id)
@@ -197,7 +197,7 @@ if has_holds then
     reply(record.answer, REPEATED, record)
   end
 
-  -- Charges one counter of a check, and records it as a hold, if it has an id.
+  -- Charges one counter of a check, and records the charge as a hold if it has an id.
   local function charge_tier(group, first, tier, passed, granted, released)
     local place, id = first + tier, group.ids[first]
     local limit, cost, key = group.terms[tier], group.costs[tier], group.fields[place]
@@ -225,7 +225,7 @@ if has_holds then
     reply(text, record and MADE or NOT_HELD, record, released)
   end
 
-  -- Answers a hold of which a counter has too many.
+  -- Replies to a hold on a counter that has too many holds.
   local function reply_full(group, first, known, full)
     for tier = 1, group.tiers do
       if known[tier] then
@@ -235,8 +235,8 @@ if has_holds then
     end
   end
 
-  -- Decides a check, or a hold, at the counters that do not know it yet. If they admit it, it is complete; otherwise it is taken back where it
-  -- is known.
+  -- Decides a check, or a hold on the counters that do not have it yet. If they admit it, the hold is complete; otherwise it is reverted on
+  -- the other counters.
   local function decide_unknown(group, first, count, known)
     local is_check, passes, released, full, is_full = group.operation ~= PEEK, {}, {}, {}, false
     local granted = is_check and count or 0
@@ -286,7 +286,7 @@ if has_holds then
     end
   end
 
-  -- Replaces the estimate of a hold by the actual cost.
+  -- Replaces the estimate of a hold with the actual cost.
   local function settle(key, index, state, record, id, actual, excess)
     local limit, units = record.limit, record.units
     actual = min(actual, units + (excess >= 0 and excess or record.excess), MAX_EXACT)
@@ -305,11 +305,11 @@ if has_holds then
     record.is_settled, record.charged, record.known_until = true, actual, now + RETENTION
   end
 
-  -- Settles, renews or takes back the hold of one counter.
+  -- Settles, renews or reverts the hold of one counter.
   local function adjust_hold(group, first, tier, record)
     local place, id, operation = first + tier, group.ids[first], group.operation
     local key, index, record_key = group.fields[place], group.indexes[place], group.records[place]
-    -- a later attempt to make the hold keeps it, and so does its expiry before the denial
+    -- the hold is kept if a later attempt repeated it, or if it expired before the denial
     local is_kept = operation == TAKE_BACK and record
       and (record.is_settled or record.touched > group.time or record.expires <= group.time)
     if not record or is_kept then

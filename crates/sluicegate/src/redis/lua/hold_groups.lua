@@ -1,5 +1,5 @@
 
--- Holds: the format of their records, indexes and answers (see hold.lua), the bounds, and the groups of the plan.
+-- Holds: the formats of records, indexes and answers (see hold.lua), the bounds, and the groups of the plan.
 local NOT_HELD, MADE, REPEATED, RENEWED, SETTLED, ALREADY, LATE, UNKNOWN, CONFLICT, FULL = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 local SETTLE, RENEW, TAKE_BACK, HOLD_NEW = 4, 5, 6, 7
 local KEEP, RELEASE = 4, 8 -- bits of the flags
@@ -26,8 +26,8 @@ local function read_held_group(group, position)
   group.position = position
 end
 
--- Reads a check of a group with holds, in the place of the one before. Its `fields` have the same layout as those of other groups;
--- `indexes` and `records` have the keys of each tier by the same positions.
+-- Reads the next check of a group with holds, and overwrites the previous one. `fields` has the same layout as in other groups; `indexes`
+-- and `records` contain the keys of each tier at the same positions.
 local function read_held_check(group, position)
   local fields, indexes, records = {}, {}, {}
   local count, ttl, id

@@ -10,10 +10,10 @@
 --          fixed window that follows a calendar has the code 5, the longest period as its window, and instead of the last
 --          three numbers the start and the end of a period and the end of the next one
 -- ARGV[3]  the checks in order, in groups that differ only in counts and keys. A group is
---            '<BBBHd'  operation (0 check, 1 peek, 2 charge, 3 refund; with holds also 4 settle, 5 renew, 6 take back, 7 check with an id
+--            '<BBBHd'  operation (0 check, 1 peek, 2 charge, 3 refund; with holds also 4 settle, 5 renew, 6 revert, 7 check with an id
 --                      that must not be known); path (0 any, 1 the fast bucket path: checks of one small token bucket each, which no
 --                      other check of the batch uses, 2 with leases, 3 with holds); number of tiers; number of checks; time of the
---                      charge to refund (-1: the newest). To take back a hold: when it was denied; it must
+--                      charge to refund (-1: the newest). To revert a hold: when it was denied; it must
 --                      have been live then, and not repeated since
 --            '<I4'     with holds: number of bytes of the group that follow
 --            '<BHd'    for each tier: flags (1 shadow, 2 overdraft, 4 keep the estimate, 8 release expired holds), index of the limit,

@@ -1,4 +1,4 @@
-//! Holds over several nodes: completed or taken back when they are repeated, never made by halves after a denial.
+//! Holds over several nodes: repeating a partial hold completes or reverts it, and a denied hold is never partial.
 
 use std::{
     slice,
@@ -109,10 +109,10 @@ impl Scenario {
 use HoldOutcome::{Already, Held, NotHeld, Repeated, Settled};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_half_made_hold_is_completed_when_it_is_repeated() {
+async fn a_partial_hold_is_completed_when_it_is_repeated() {
     let scenario = Scenario::start().await;
     for limit in &limits() {
-        // the last node made its part, and that of the first node was taken back
+        // the last node made its part, and that of the first node was reverted
         scenario.lose_reply(2);
         let error = scenario.on_hold(limit, "last", HOLD).await.unwrap_err();
         assert!(matches!(error, StoreError::Ambiguous(_)), "{error}");
@@ -133,7 +133,7 @@ async fn a_half_made_hold_is_completed_when_it_is_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_half_made_hold_is_taken_back_when_it_is_repeated_and_denied() {
+async fn a_partial_hold_is_reverted_when_it_is_repeated_and_denied() {
     let scenario = Scenario::start().await;
     for limit in &limits() {
         scenario.lose_reply(0);
@@ -156,7 +156,7 @@ async fn a_half_made_hold_is_taken_back_when_it_is_repeated_and_denied() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_half_made_hold_is_kept_when_it_is_repeated_and_a_node_cannot_be_reached() {
+async fn a_partial_hold_is_kept_when_it_is_repeated_and_a_node_cannot_be_reached() {
     let scenario = Scenario::start().await;
     for limit in &limits() {
         scenario.lose_reply(0);
@@ -207,7 +207,7 @@ async fn a_hold_that_a_node_denies_or_cannot_make_leaves_nothing_on_the_others()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_is_taken_back_even_if_the_reply_is_lost() {
+async fn a_hold_is_reverted_even_if_the_reply_is_lost() {
     let scenario = Scenario::start().await;
     let [_, limit] = &limits();
     // every node has the script
@@ -253,8 +253,8 @@ async fn a_settlement_over_several_nodes_is_done_once_where_its_reply_is_lost() 
     }
 }
 
-/// Two nodes, each with a limit of requests in flight, lose every few replies. What the callers were allowed is never above the limit,
-/// and nothing is live after all have ended.
+/// Two nodes, each with an in-flight limit, lose every few replies. The admitted requests never exceed the limit,
+/// and no hold is live after all requests have ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_in_flight_over_two_nodes_stay_within_the_limit_while_replies_are_lost() {
     const LIMIT: i64 = 4;

@@ -1,17 +1,17 @@
 
--- Holds on the fast path: new holds and settlements of live ones, where every tier is a fixed window or a token bucket whose holds stay
--- charged, or a concurrency counter. See ../hold.lua, which describes what is stored.
+-- The fast path of holds: new holds, and settlements of live holds, if every tier is a concurrency counter, or a fixed window or token
+-- bucket without on_expiry = "release". ../hold.lua describes the stored format.
 --
--- The answers follow all numbers of the reply, so they are collected here. A check that is left to the general path records how many of them
--- precede its own.
+-- The answers follow all numbers of the reply, so they are collected here. If the general path decides a check, the number of answers
+-- before it is recorded.
 local held_answers, decide_held_group, save_held = {}, nil, nil
 
 if has_holds then
-  -- Of the current check, by tier.
+  -- The current check, by tier.
   local costs, keys, indexes, record_keys, afters = {}, {}, {}, {}, {}
-  -- Of the hold that is settled, by tier.
+  -- The hold to settle, by tier.
   local releases_of, units_of, times, expiries, actuals, excesses, touches, settled_limits = {}, {}, {}, {}, {}, {}, {}, {}
-  -- By index: the number of holds, when the last one leaves (nil: not known), until when the index must exist, and whether it was empty.
+  -- By index: the number of holds, when the last one leaves (nil: unknown), until when the index must exist, and whether it was empty.
   -- By key: the units of a concurrency counter that have changed.
   local held, last_leaves, needed_until, was_empty, units_after = {}, {}, {}, {}, {}
   local limits_by_text, time_texts, ttl_texts = {}, {}, {}
@@ -68,7 +68,7 @@ if has_holds then
     end
   end
 
-  -- Returns the answer to an operation that passed, at the level after it.
+  -- Returns the answer to an admitted operation, with the level after it.
   local function packed_level(limit, level, index, charged)
     local code, used, reset, spare = limit.code, level, 0, 0
     if code == TOKEN_BUCKET then
@@ -81,7 +81,7 @@ if has_holds then
     return pack(ANSWER, 1, charged, limit.capacity - used, 0, reset, spare, 0)
   end
 
-  -- Returns whether an index can be read, and has room for a hold, and no hold to remove.
+  -- Returns whether an index can be read, is not full, and has no hold to remove.
   local function has_room(key, index)
     local count = held[index]
     if not count then
@@ -98,7 +98,7 @@ if has_holds then
     return count < MAX_LIVE
   end
 
-  -- Makes a hold. Returns false if it is left to the general path.
+  -- Makes a hold. Returns false if the general path has to decide it.
   local function hold(group, id, ttl)
     local tiers, terms = group.tiers, group.terms
     for tier = 1, tiers do
@@ -156,7 +156,7 @@ if has_holds then
     return limit
   end
 
-  -- Returns the level after the estimate of a hold is replaced.
+  -- Returns the level after the actual cost replaces the estimate of a hold.
   local function settled_level(limit, level, units, actual, at)
     local code = limit.code
     if code == CONCURRENCY then
@@ -173,7 +173,7 @@ if has_holds then
     return at >= ends - limit.window and at < ends and max(level - (units - actual), 0) or level
   end
 
-  -- Reads the hold of a tier that is to be settled. Returns false if the settlement is left to the general path.
+  -- Reads the hold of a tier to settle. Returns false if the general path has to settle it.
   local function read_hold(group, tier)
     local raw, key = stored[record_keys[tier]], keys[tier]
     if not raw or #raw ~= HOLD_BYTES + LIMIT_BYTES + ANSWER_BYTES or (tier > 1 and stored_set(indexes[tier]) == '') then
@@ -208,7 +208,7 @@ if has_holds then
 
   local UNKNOWN_HOLD = pack(RESULT, UNKNOWN, 0, 0, 0, 0)
 
-  -- Settles a hold. Returns false if it is left to the general path.
+  -- Settles a hold. Returns false if the general path has to settle it.
   local function settle(group, id)
     for tier = 1, group.tiers do
       if not read_hold(group, tier) then
@@ -285,7 +285,7 @@ if has_holds then
     replies[group_number] = rep(pack('<d', -1) .. rep(pack('<d', 0), tiers), group.checks)
   end
 
-  -- Writes the units of concurrency counters, and the TTLs of indexes. A TTL may be longer than needed after holds are settled.
+  -- Writes the units of concurrency counters and the TTLs of indexes. After holds are settled, a TTL may be longer than necessary.
   function save_held()
     for key, units in pairs(units_after) do
       if units > 0 then
