@@ -78,9 +78,13 @@ fn is_about_body(status: StatusCode) -> bool {
 }
 
 /// A stream that reports when bytes arrive.
+///
+/// The end of the stream is read one poll late. Hyper drops a request in flight when it reads the end, even if its handler has not received
+/// the body yet, and a settlement whose client disconnects at once would be lost.
 struct ReportingStream {
     stream: Stream,
     activity: Activity,
+    has_ended: bool,
 }
 
 impl AsyncRead for ReportingStream {
@@ -89,9 +93,15 @@ impl AsyncRead for ReportingStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let filled = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         if read.is_ready() {
             self.activity.received();
+        }
+        let is_end = matches!(read, Poll::Ready(Ok(()))) && buffer.filled().len() == filled;
+        if is_end && !std::mem::replace(&mut self.has_ended, true) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
         }
         read
     }
@@ -117,6 +127,7 @@ impl AsyncWrite for ReportingStream {
 
 async fn serve(connection: Connection, service: HttpService, shutdown: Shutdown) {
     let Connection { stream, peer, activity } = connection;
+    let stream = ReportingStream { stream, activity: activity.clone(), has_ended: false };
     // One per connection, so that threads do not share a reference count.
     let handler =
         Arc::new(Handler { service, shutdown, activity: activity.clone(), unread: UnreadBody::default() });
@@ -148,7 +159,7 @@ async fn serve(connection: Connection, service: HttpService, shutdown: Shutdown)
         .max_buf_size(MAX_HEAD)
         // Bodies are small or chunked: copying the body after the headers is faster than a vectored write.
         .writev(false)
-        .serve_connection(TokioIo::new(ReportingStream { stream, activity: activity.clone() }), respond);
+        .serve_connection(TokioIo::new(stream), respond);
     let mut connection = pin!(connection);
     tokio::select! {
         biased;

@@ -17,6 +17,7 @@ mod hold_metrics;
 mod hold_parity;
 mod http;
 mod http_connections;
+mod http_hold_load;
 mod http_holds;
 mod key_scan;
 mod live;

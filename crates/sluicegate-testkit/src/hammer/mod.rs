@@ -7,27 +7,21 @@
 //! The processes use only the public API of the library.
 
 mod arguments;
+pub mod holds;
+mod process;
 mod skewed_clock;
 mod snapshot;
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread;
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use sluicegate::{Labels, Limit, Rule};
 
+use self::process::ReportingProcess;
 pub use self::skewed_clock::SkewedClock;
 pub use self::snapshot::check_snapshot;
 use crate::oracle::Admitted;
-
-/// Timeout of a process: several times what the slowest test needs on a busy machine.
-const PROCESS_DEADLINE: Duration = Duration::from_secs(60);
-
-/// The line that a process prints when it is connected and waits for the end of its input.
-const READY: &str = "ready";
 
 /// The work of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,48 +92,29 @@ pub fn run(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<HammerReport> {
 /// When a process does not start in time.
 #[must_use]
 pub fn start(program: impl AsRef<Path>, hammers: &[Hammer]) -> Vec<HammerProcess> {
-    let mut processes: Vec<_> =
-        hammers.iter().map(|hammer| HammerProcess::spawn(program.as_ref(), hammer)).collect();
-    for process in &mut processes {
-        let line = process.next_line();
-        assert_eq!(line.as_deref(), Some(READY), "a hammer does not start");
-    }
-    for process in &mut processes {
-        drop(process.child.stdin.take());
-    }
-    processes
+    let spawn = |hammer: &Hammer| {
+        let mut command = Command::new(program.as_ref());
+        command.args(hammer.to_args());
+        if let Some(clock) = &hammer.clock {
+            clock.apply_to(&mut command);
+        }
+        ReportingProcess::spawn(command)
+    };
+    let mut processes: Vec<_> = hammers.iter().map(spawn).collect();
+    processes.iter_mut().for_each(ReportingProcess::wait_until_ready);
+    processes.iter_mut().for_each(ReportingProcess::begin);
+    let running = |process| HammerProcess { process, report: HammerReport::default() };
+    processes.into_iter().map(running).collect()
 }
 
 /// A running process, killed on drop.
 #[derive(Debug)]
 pub struct HammerProcess {
-    child: Child,
-    lines: Receiver<String>,
-    deadline: Duration,
+    process: ReportingProcess,
     report: HammerReport,
 }
 
 impl HammerProcess {
-    fn spawn(program: &Path, hammer: &Hammer) -> HammerProcess {
-        let mut command = Command::new(program);
-        command.args(hammer.to_args()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        if let Some(clock) = &hammer.clock {
-            clock.apply_to(&mut command);
-        }
-        let mut child =
-            command.spawn().unwrap_or_else(|error| panic!("{} cannot be run: {error}", program.display()));
-        let output = BufReader::new(child.stdout.take().expect("the output is a pipe"));
-        let (sender, lines) = channel();
-        // A read has no timeout, but a channel has. The thread ends with the process.
-        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        HammerProcess {
-            child,
-            lines,
-            deadline: system_time() + PROCESS_DEADLINE,
-            report: HammerReport::default(),
-        }
-    }
-
     /// Waits until this many calls have been admitted, or the process has ended.
     ///
     /// # Panics
@@ -156,10 +131,9 @@ impl HammerProcess {
     /// When it failed before.
     #[must_use]
     pub fn kill(mut self) -> HammerReport {
-        // An error means that the process has ended already.
-        let _ = self.child.kill();
+        self.process.kill();
         while self.read() {}
-        std::mem::take(&mut self.report)
+        self.report
     }
 
     /// Waits until the process ends, and returns its report.
@@ -170,14 +144,14 @@ impl HammerProcess {
     #[must_use]
     pub fn finish(mut self) -> HammerReport {
         while self.read() {}
-        let status = self.child.wait().expect("a child can be waited for");
+        let status = self.process.wait();
         assert!(status.success() && self.report.calls.is_some(), "a hammer ended early: {status}");
-        std::mem::take(&mut self.report)
+        self.report
     }
 
     /// Reads a line of the report. Returns `false` at the end.
     fn read(&mut self) -> bool {
-        let Some(line) = self.next_line() else { return false };
+        let Some(line) = self.process.next_line() else { return false };
         match ReportLine::parse(&line) {
             Some(ReportLine::AdmittedCall(call)) => self.report.admitted.push(call),
             Some(ReportLine::Done(calls)) => self.report.calls = Some(calls),
@@ -185,21 +159,6 @@ impl HammerProcess {
             None => panic!("unexpected output of a hammer: {line:?}"),
         }
         true
-    }
-
-    fn next_line(&mut self) -> Option<String> {
-        match self.lines.recv_timeout(self.deadline.saturating_sub(system_time())) {
-            Ok(line) => Some(line),
-            Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("a hammer did not end within {PROCESS_DEADLINE:?}"),
-        }
-    }
-}
-
-impl Drop for HammerProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

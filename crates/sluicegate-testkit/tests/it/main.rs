@@ -6,6 +6,7 @@ mod delay_proxy;
 mod dependencies;
 mod envoy_messages;
 mod faults;
+mod hold_processes;
 mod memory_only;
 mod namespace;
 mod processes;

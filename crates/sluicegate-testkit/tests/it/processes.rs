@@ -378,7 +378,7 @@ fn settle(server: &Server) {
     panic!("{server} still has connections of killed clients");
 }
 
-fn assert_every_key_expires_in_time(server: &Server, longest: Duration) {
+pub(crate) fn assert_every_key_expires_in_time(server: &Server, longest: Duration) {
     let mut connection = server.connection();
     let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).expect("the server answers");
     for key in keys {
