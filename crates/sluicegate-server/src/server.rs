@@ -262,6 +262,7 @@ impl Server {
         self.accept.shutdown.stop();
         while front_ends.join_next().await.is_some() {}
         self.engine.limiter().return_leases().await;
+        self.warn_of_queued_settlements();
         history.abort();
         reach_store.abort();
         if let Some(key_scan) = key_scan {
@@ -273,6 +274,16 @@ impl Server {
         let Config { warnings, policy_warning, .. } = &self.config;
         for warning in warnings.iter().chain(policy_warning) {
             tracing::warn!("{warning}");
+        }
+    }
+
+    /// Logs the settlements that were answered `queued` and end with this process.
+    fn warn_of_queued_settlements(&self) {
+        let waiting = self.engine.limiter().stats().holds.waiting;
+        if waiting > 0 {
+            tracing::warn!(
+                "settlements of holds that the store did not answer are lost: {waiting}; these holds expire"
+            );
         }
     }
 

@@ -7,7 +7,7 @@ use super::{
     exit_status,
     print::Response,
     print_hold, print_response,
-    request::{CostArg, RequestArgs, RequestBody, duration_ms, required_request},
+    request::{ActualCostArg, CostArg, RequestArgs, RequestBody, duration_ms, required_request},
     send,
     target::TargetArgs,
 };
@@ -56,7 +56,7 @@ pub(crate) struct SettleArgs {
     held: HeldArgs,
 
     #[command(flatten)]
-    cost: CostArg,
+    cost: ActualCostArg,
 }
 
 /// Arguments of `release`.
@@ -104,7 +104,11 @@ impl HoldArgs {
             ttl_ms: self.ttl,
             ..self.request.body()?
         };
-        let (held, raw) = send::<HoldBody>(&self.target, "hold", &body, format).await?;
+        let (mut held, raw) = send::<HoldBody>(&self.target, "hold", &body, format).await?;
+        if raw.is_direct() && held.decision.degraded {
+            // the failure policy recorded it in this process, which ends
+            held.expires_at_us = None;
+        }
         let answer = &held.decision;
         let store_problem = raw.store_problem(answer).await;
         let response = Response { body: &body, answer, store_problem };
@@ -153,7 +157,7 @@ impl HeldArgs {
             // the queue ends with this process
             return Err("the store did not answer: run the command again, a hold is settled only once".into());
         }
-        print_response(format, &raw, || print_hold::settlement(&settlement));
+        print_response(format, &raw, || print_hold::settlement(body, &settlement));
         let is_done = done.contains(&&*settlement.outcome);
         Ok(if is_done { ExitStatus::Success } else { ExitStatus::Negative })
     }

@@ -7,7 +7,7 @@ use sluicegate_core::limit::MAX_WINDOW;
 use sluicegate_server::{
     config::window_text,
     http::{
-        explain::{AppliedRule, CounterView, Explanation, LimitView, OtherRule},
+        explain::{AppliedRule, CounterView, Explanation, LimitView, LiveHoldsView, OtherRule},
         response::{DecisionBody, ResetBody, TierBody},
     },
 };
@@ -144,7 +144,7 @@ pub(super) fn explanation(response: &Response<'_>, explained: &Explanation) {
         heading("Rules that apply");
     }
     for applying in applies {
-        let AppliedRule { rule, key, limit, state, arithmetic, .. } = applying;
+        let AppliedRule { rule, key, limit, state, arithmetic, snapshot, .. } = applying;
         let name = paint(HEADING, rule_name(rule.as_deref()));
         match limit {
             Some(limit) => output::line(format_args!("  {name}: {}", limit_terms(limit))),
@@ -155,6 +155,9 @@ pub(super) fn explanation(response: &Response<'_>, explained: &Explanation) {
             output::line(format_args!(
                 "    {leased} of them are leased: charged in advance and not spent yet"
             ));
+        }
+        if let (Some(CounterView { holds: Some(holds), .. }), Some(snapshot)) = (state, snapshot) {
+            output::line(format_args!("    {}", live_holds(holds, snapshot.at_us)));
         }
         if let Some(key) = key {
             output::line(format_args!("    {}", paint(DIM, format_args!("counter {key}"))));
@@ -168,6 +171,14 @@ pub(super) fn explanation(response: &Response<'_>, explained: &Explanation) {
             heading(&format!("{count} other rules do not apply; their names require a token with \"admin\""));
         }
     }
+}
+
+/// Describes the live holds of a counter: `2 live holds of 700 units, the oldest made 3m ago`.
+fn live_holds(LiveHoldsView { count, units, oldest_us }: &LiveHoldsView, now_us: u64) -> String {
+    let holds = format::plural(*count, "live hold", "live holds");
+    let units = format::plural(*units, "unit", "units");
+    let age = format::short_wait(now_us.saturating_sub(*oldest_us) / 1_000);
+    format!("{holds} of {units}, the oldest made {age} ago")
 }
 
 /// Prints the rules that do not apply, with the reasons.
@@ -290,13 +301,16 @@ fn warn_uncounted_units(response: &Response<'_>) {
         return;
     }
     let costs = response.body.costs();
-    let missing = |unit: &str| tiers.iter().all(|tier| tier.unit != unit);
-    let uncounted: Vec<_> =
-        costs.iter().filter(|(unit, number)| *number > 0 && missing(unit)).map(|(unit, _)| *unit).collect();
+    let given = costs.iter().filter(|(_, number)| *number > 0).map(|(unit, _)| *unit);
+    warn_uncounted(given, tiers.iter().map(|tier| &*tier.unit).collect());
+}
+
+/// Warns about units of a cost that are not among those that the rules count.
+pub(super) fn warn_uncounted<'a>(given: impl Iterator<Item = &'a str>, mut counted: Vec<&str>) {
+    let uncounted: Vec<_> = given.filter(|unit| !counted.contains(unit)).collect();
     if uncounted.is_empty() {
         return;
     }
-    let mut counted: Vec<_> = tiers.iter().map(|tier| &*tier.unit).collect();
     counted.sort_unstable();
     counted.dedup();
     output::line(format_args!(

@@ -3,7 +3,12 @@
 use jiff::Timestamp;
 use sluicegate_server::http::hold_response::{HoldBody, SettledTierBody, SettlementBody};
 
-use super::print::{EMPTY, Response, decision_as, decision_table, no_rule_hint, print_table, rule_name};
+use super::{
+    print::{
+        EMPTY, Response, decision_as, decision_table, no_rule_hint, print_table, rule_name, warn_uncounted,
+    },
+    request::RequestBody,
+};
 use crate::{
     format,
     output::{self, Align, Cell, DIM, SUCCESS, Table, WARNING, paint},
@@ -28,7 +33,7 @@ pub(super) fn hold(response: &Response<'_>, held: &HoldBody) {
 }
 
 /// Prints the response to settling, releasing or renewing a hold.
-pub(super) fn settlement(SettlementBody { outcome, tiers }: &SettlementBody) {
+pub(super) fn settlement(body: &RequestBody<'_>, SettlementBody { outcome, tiers }: &SettlementBody) {
     let style = if matches!(&**outcome, "settled" | "released" | "renewed") { SUCCESS } else { WARNING };
     let explanation = match &**outcome {
         "already" => "the hold was settled or released before: nothing changed",
@@ -42,6 +47,12 @@ pub(super) fn settlement(SettlementBody { outcome, tiers }: &SettlementBody) {
     match explanation {
         "" => output::line(verdict),
         text => output::line(format_args!("{verdict}  {text}")),
+    }
+    if body.cost.is_some() && !tiers.is_empty() {
+        // also a cost of zero: a misspelled unit would keep the estimate
+        let given = body.costs();
+        let counted = tiers.iter().map(|tier| &*tier.unit).collect();
+        warn_uncounted(given.iter().map(|(unit, _)| *unit), counted);
     }
     print_table((!tiers.is_empty()).then(|| tiers_table(tiers)));
 }

@@ -75,6 +75,13 @@ pub(crate) struct CostArg {
     pub(crate) cost: Option<CostValue>,
 }
 
+#[derive(Args)]
+pub(crate) struct ActualCostArg {
+    /// Actual cost of the request: a number of requests, or a number for each unit as in tokens=120 [default: the estimate]
+    #[arg(long, value_parser = cost, allow_negative_numbers = true)]
+    pub(crate) cost: Option<CostValue>,
+}
+
 /// A request body of the API.
 #[derive(Default, Serialize)]
 pub(super) struct RequestBody<'a> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sluicegate::{
     Error, Limiter,
-    limiter::{GroupHoldDecision, Request},
+    limiter::{GroupHoldDecision, Operation, Request},
     store::HoldId,
 };
 use tracing::Instrument;
@@ -34,6 +34,19 @@ pub(super) async fn hold(
         Err(error) => observation.failed(Call::Hold, error),
     }
     decided
+}
+
+/// Releases the hold that these requests made, in the background: their call was cancelled before it was answered, so that its stream has no
+/// end.
+pub(super) fn release(engine: &Engine, requests: &[Request<'_>], id: &HoldId) {
+    let limiter = engine.limiter();
+    let held = requests.iter().filter(|request| request.operation == Operation::Check);
+    for request in held.filter(|request| !request.skips_concurrency) {
+        match limiter.hold_token(request, id.clone()) {
+            Ok(token) => limiter.release_later(token),
+            Err(error) => tracing::warn!("a hold was not released, it expires instead: {error}"),
+        }
+    }
 }
 
 /// Settles the holds of the descriptors that mark the end of a stream.

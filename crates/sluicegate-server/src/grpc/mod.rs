@@ -29,7 +29,14 @@ pub mod server;
 mod timeout;
 mod unary;
 
-use std::{fmt, fmt::Display, net::SocketAddr, slice, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    fmt::Display,
+    net::SocketAddr,
+    slice,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use http::{HeaderMap, header::AUTHORIZATION};
 use parking_lot::Mutex;
@@ -240,8 +247,12 @@ impl RateLimitHandler {
                 self.access.audit_rejected(Some(caller.peer), REFUND.name(), &error);
                 unauthorized(&error)
             })?;
-            let refunds = Refunds { identity, peer: caller.peer, domain: request.domain.clone(), group };
-            run_to_completion(refunds.decide(self.engine.clone())).await
+            let waiting = Arc::new(());
+            let (peer, domain, caller) = (caller.peer, request.domain.clone(), Arc::downgrade(&waiting));
+            let refunds = Refunds { identity, peer, domain, group, caller };
+            let decided = run_to_completion(refunds.decide(self.engine.clone())).await;
+            drop(waiting);
+            decided
         };
         match decided {
             Ok((group, is_held)) => {
@@ -359,14 +370,14 @@ struct Group {
 
 impl Group {
     /// Returns the decision, and whether the requests are held.
-    async fn decide(self, engine: &Engine) -> Result<(GroupDecision, bool), Error> {
+    async fn decide(&self, engine: &Engine) -> Result<(GroupDecision, bool), Error> {
         let Self { requests, hold, deadline } = self;
         match hold {
             Some(id) => {
-                let decided = hold::hold(engine, &requests, id, deadline).await?;
+                let decided = hold::hold(engine, requests, id.clone(), *deadline).await?;
                 Ok((decided.group, decided.is_held))
             }
-            None => Ok((engine.decide_group(Transport::Grpc, &requests, deadline).await?, false)),
+            None => Ok((engine.decide_group(Transport::Grpc, requests, *deadline).await?, false)),
         }
     }
 }
@@ -377,6 +388,8 @@ struct Refunds {
     peer: SocketAddr,
     domain: String,
     group: Group,
+    /// Alive while the caller waits.
+    caller: Weak<()>,
 }
 
 impl Refunds {
@@ -389,6 +402,9 @@ impl Refunds {
             subject: &format_args!("domain {:?}", self.domain),
             result: AuditResult::of_group(&decided),
         });
+        if let (Ok((_, true)), Some(id), 0) = (&decided, &self.group.hold, self.caller.strong_count()) {
+            hold::release(&engine, &self.group.requests, id);
+        }
         decided
     }
 }

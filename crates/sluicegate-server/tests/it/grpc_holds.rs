@@ -2,9 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use sluicegate::{Cost, Costs, Labels, Limit, Limiter, Rule};
+use sluicegate::{Cost, Costs, Labels, Limit, Limiter, Options, Rule};
 use sluicegate_server::{
     auth::Access,
     config::{Scopes, Token},
@@ -17,6 +17,8 @@ use sluicegate_server::{
 
 use prost_types::value::Kind;
 use sluicegate_core::OnExpiry;
+use sluicegate_testkit::gated_store::GatedStore;
+use tokio::time::{sleep, timeout};
 
 use crate::grpc_front::{Front, OnMemory, descriptor, hits, negative, on_memory, request, seconds};
 
@@ -438,6 +440,33 @@ async fn refunds_of_a_held_request_are_made_if_it_is_allowed() {
     let left = envoy.limiter.peek(&labels, Costs::from(Cost::ZERO)).await.unwrap().remaining();
     assert_eq!(left, Some(7));
     assert_eq!(envoy.left().await, expect([("requests", 99), ("tokens", 990), ("in-flight", 1)]));
+}
+
+/// Envoy sends no end of a stream whose client disconnected before the first call was answered.
+#[tokio::test]
+async fn a_call_that_is_cancelled_while_the_store_decides_holds_nothing() {
+    for with_refund in [false, true] {
+        let store = GatedStore::closed();
+        let options = Options::new().deadline(seconds(10));
+        let limiter = Limiter::builder().store(Arc::clone(&store)).rules(budget()).options(options);
+        let limiter = limiter.build().unwrap();
+        let mut front = Front::start(limiter.clone(), Settings::default()).await;
+        let refund = with_refund.then(|| negative(hits(2, descriptor([("tenant", "other")]))));
+        let descriptors = [start("r", 10)].into_iter().chain(refund).collect();
+        let call = tokio::spawn(async move { front.call(request("edge", descriptors)).await.map(drop) });
+        store.received().await;
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+        sleep(Duration::from_millis(100)).await;
+        store.permit(1_000);
+        let released = async {
+            while limiter.stats().holds.released == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        assert!(timeout(seconds(5), released).await.is_ok(), "with a refund: {with_refund}");
+        assert_eq!(left(&limiter).await, expect([("requests", 100), ("tokens", 1_000), ("in-flight", 2)]));
+    }
 }
 
 #[tokio::test]

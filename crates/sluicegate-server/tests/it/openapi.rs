@@ -170,7 +170,7 @@ async fn examples_match_their_schemas_and_are_accepted_with_matching_responses()
             count += 1;
         }
     }
-    assert_eq!(count, 28);
+    assert_eq!(count, 29);
 }
 
 #[tokio::test]

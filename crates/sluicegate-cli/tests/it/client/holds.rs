@@ -162,6 +162,46 @@ fn a_direct_settlement_that_the_store_does_not_answer_is_an_error() {
 }
 
 #[test]
+fn a_direct_hold_that_no_store_recorded_is_not_shown_as_held() {
+    let home = ConfigDir::new(&format!("[defaults]\non_store_failure = \"local\"\n{RULES}"));
+    let config = home.path().join("sluicegate.toml");
+    let hold = with(&HOLD, &["--id", "job-1", "--store", "redis://127.0.0.1:1"]);
+    let held = run(sluicegate(&hold).arg("--config").arg(&config));
+    let lines = held.lines();
+    assert_eq!((held.code, lines[0]), (Some(0), "ALLOWED  1 of 2 remaining (in-flight)"), "{held:?}");
+    assert!(lines[1].starts_with("DEGRADED") && lines.contains(&"expires  -"), "{held:?}");
+}
+
+#[test]
+fn an_explanation_shows_the_live_holds_of_each_counter() {
+    let (_home, server) = server();
+    let explained = server.run(&["explain", "tenant=acme"]);
+    assert!(!explained.out.contains("live hold"), "{explained:?}");
+    for id in ["a", "b"] {
+        assert_eq!(server.run(&with(&HOLD, &["--id", id])).code, Some(0));
+    }
+    let explained = server.run(&["explain", "tenant=acme"]);
+    for line in [
+        "\n    2 live holds of 2 units, the oldest made ",
+        "\n    2 live holds of 800 units, the oldest made ",
+    ] {
+        assert!(explained.out.contains(line), "{line}: {explained:?}");
+    }
+}
+
+#[test]
+fn a_settlement_in_a_unit_that_no_rule_counts_is_reported() {
+    let (_home, server) = server();
+    let warning = "NOT COUNTED  token: the rules that apply count requests, tokens; correct --cost or the unit of a rule";
+    for (id, cost, is_reported) in [("a", "token=120", true), ("b", "tokens=120", false)] {
+        assert_eq!(server.run(&with(&HOLD, &["--id", id])).code, Some(0));
+        let settled = server.run(&["settle", "--id", id, "tenant=acme", "--cost", cost]);
+        assert_eq!((settled.code, settled.lines()[0]), (Some(0), "SETTLED"), "{settled:?}");
+        assert_eq!(settled.out.contains(warning), is_reported, "{settled:?}");
+    }
+}
+
+#[test]
 fn a_key_is_held_without_rules() {
     let (_home, server) = server();
     let key = ["--key", "job", "--limit", "1", "--algorithm", "concurrency"];

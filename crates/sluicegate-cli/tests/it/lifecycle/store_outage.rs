@@ -39,6 +39,22 @@ fn rules_that_fail_open_without_setting_a_policy_are_logged_at_start_and_after_a
     program.wait_for_line("rules without on_store_failure", "late: \"two\"; set");
 }
 
+/// They were answered `queued`.
+#[test]
+fn settlements_that_are_queued_at_shutdown_are_logged() {
+    let rule = "[[rule]]\nname = \"in-flight\"\nper = [\"user\"]\nalgorithm = \"concurrency\"\namount = 2\n";
+    let home = ConfigDir::new(&format!("{ANY_PORTS}[store]\nurl = \"redis://127.0.0.1:1\"\n{rule}"));
+    let mut program = home.start();
+    for id in ["a", "b"] {
+        let body = format!(r#"{{"id":"{id}","labels":{{"user":"1"}}}}"#);
+        let released = program.client().post("/v1/release", &body).unwrap();
+        assert_eq!((released.status, &released.json()["outcome"]), (200, &"queued".into()));
+    }
+    program.signal("-INT");
+    assert!(program.wait_for_exit().success());
+    program.wait_for_line("settlements of holds", "are lost: 2; these holds expire");
+}
+
 #[test]
 fn it_starts_without_redis_and_applies_failure_policies_until_redis_is_up() {
     let mut redis = Server::start(Flavor::Redis7);
