@@ -115,7 +115,10 @@ export class Hold {
     return this.#caller.adjust(renewalOf(reference, ttlMs), options);
   }
 
-  /** Renews the hold in the background until it ends. `await using`, `withHold` and the middleware do this. */
+  /**
+   * Renews the hold in the background until it ends, or the application has no reference to it any more. `await using`, `withHold` and the
+   * middleware do this.
+   */
   keepAlive(): void {
     const { reference, ttlMs } = this.#answer;
     if (this.#isKeptAlive || this.#hasEnded || reference === null || ttlMs === null) return;
@@ -183,7 +186,12 @@ export class Hold {
   }
 
   #renewAfter(pauseMs: number, ttlMs: number): void {
-    this.#timer = setTimeout(() => void this.#renewOnce(ttlMs), pauseMs);
+    // without a reference nothing can end the hold, for example if a generator was abandoned in its block
+    const reference = new WeakRef(this);
+    this.#timer = setTimeout(() => {
+      const hold = reference.deref();
+      if (hold !== undefined) void hold.#renewOnce(ttlMs);
+    }, pauseMs);
     this.#timer.unref();
   }
 
