@@ -53,7 +53,7 @@ export class Hold {
   readonly #caller: HoldCaller;
   #actualCost: Cost | undefined;
   #timer: NodeJS.Timeout | undefined;
-  /** The call that was sent to end the hold: if it is cancelled, the end of the block repeats it. */
+  /** The call that was sent to end the hold: if it is cancelled or fails, the end of the block repeats it. */
   #begun: HoldAdjustment | null = null;
   #isKeptAlive = false;
   #hasEnded = false;
@@ -167,7 +167,8 @@ export class Hold {
       this.#hasEnded = true;
       return settlement;
     } catch (error) {
-      if (isSluicegateError(error)) {
+      // after an UnavailableError, the end of the block repeats the call
+      if (isSluicegateError(error) && !(error instanceof UnavailableError)) {
         // the end of the block must not release the hold because of this error
         this.#begun = null;
         this.#actualCost ??= this.#estimate;

@@ -248,6 +248,23 @@ test("a settlement is queued without a call while the circuit breaker is open", 
   assert.equal((await client.check(LABELS)).source, "memory");
 });
 
+test("an actual cost that cannot be queued is settled by the end of the block", async (t) => {
+  let isLost = false;
+  const server = await fakeServer(t, { lost: () => isLost });
+  const client = startClient(t, server);
+  await client.withHold({ ...LABELS, cost: 500 }, async (hold) => {
+    isLost = true;
+    while ((await client.check(LABELS)).error?.code !== "circuit_open");
+    const others = Array.from({ length: 10_010 }, () => client.settle({ token: "other", cost: 1 }));
+    assert.equal((await Promise.allSettled(others)).at(-1).status, "rejected");
+    await assert.rejects(hold.settle(120), { name: "UnavailableError" });
+    isLost = false;
+    await until("the server responds", async () => (await client.check(LABELS)).source === "memory");
+  });
+  await until("the hold is settled", () => server.calls.some(([, cost]) => cost === 120));
+  assert.ok(!server.calls.some(([path, cost]) => path === "settle" && cost === 500));
+});
+
 test("a settlement that is dropped is reported", async (t) => {
   const reported = [];
   const server = await fakeServer(t, { failed: (number) => number > 1 });
