@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any
@@ -31,7 +32,7 @@ class HoldState:
         self._estimate = estimate
         self._report = report
         self._actual_cost: Cost | None = None
-        # The call that was sent to end the hold: if it is cancelled, the end of the block repeats it.
+        # The call that was sent to end the hold: if it is cancelled or fails, the end of the block repeats it.
         self._begun: HoldAdjustment | None = None
         self._has_ended = False
 
@@ -169,6 +170,9 @@ class Hold(HoldState):
         try:
             adjustment = self._begun = prepare()
             settlement = self._sent(adjustment, operation, deadline)
+        except Unavailable:
+            # The end of the block repeats the call.
+            raise
         except SluicegateError:
             # The end of the block must not release the hold because of this exception.
             self._begun = None
@@ -227,7 +231,9 @@ class AsyncHold(HoldState):
     ) -> None:
         """Ends the hold. Errors are logged."""
         if self._renewing is not None:
-            self._renewing.cancel()
+            # A closed event loop raises `RuntimeError`.
+            with contextlib.suppress(RuntimeError):
+                self._renewing.cancel()
         adjustment = self._end(error)
         if adjustment is None:
             return
@@ -242,6 +248,9 @@ class AsyncHold(HoldState):
         try:
             adjustment = self._begun = prepare()
             settlement = await self._sent(adjustment, operation, deadline)
+        except Unavailable:
+            # The end of the block repeats the call.
+            raise
         except SluicegateError:
             # The end of the block must not release the hold because of this exception.
             self._begun = None
