@@ -10,8 +10,10 @@ import threading
 import pytest
 
 from conftest import RELAXED, wait_until
-from sluicegate import Client, Unavailable, settlement_queue
+from sluicegate import AsyncClient, Client, InvalidRequest, Limit, Unavailable, settlement_queue
+from sluicegate.asgi import RateLimitMiddleware
 from sluicegate.resolver import Resolver
+from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
 from test_hold_faults import LABELS, HoldServer, calls
 
 
@@ -184,3 +186,13 @@ def test_a_task_that_is_destroyed_with_its_event_loop_settles_the_estimate(fake)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", CLOSED_LOOP, server.url], env=environment, check=True, capture_output=True)
     assert calls(server) == [("hold", {"tokens": 500}), ("settle", {"tokens": 500})]
+
+
+def test_a_limit_of_requests_in_flight_needs_a_hold():
+    limit = Limit(2, algorithm="concurrency")
+    client = AsyncClient()
+    RateLimitMiddleware(None, client, limit=limit, key="a", hold=True)
+    with pytest.raises(InvalidRequest, match="hold=True"):
+        RateLimitMiddleware(None, client, limit=limit, key="a")
+    with pytest.raises(InvalidRequest, match=r"client\.hold"):
+        WsgiMiddleware(None, Client(), limit=limit, key="a")
