@@ -5,8 +5,15 @@
 import type { CallOptions } from "./client.js";
 import type { Decision } from "./decision.js";
 import { InvalidRequestError, isSluicegateError, type SluicegateError, UnavailableError } from "./errors.js";
-import { type HoldAdjustment, type HoldAnswer, releaseOf, renewalOf, settlementOf } from "./hold-request.js";
-import { type Cost, costBody, type RequestBody } from "./request.js";
+import {
+  copiedCost,
+  type HoldAdjustment,
+  type HoldAnswer,
+  releaseOf,
+  renewalOf,
+  settlementOf,
+} from "./hold-request.js";
+import type { Cost, RequestBody } from "./request.js";
 import type { Settlement } from "./settlement.js";
 
 /** The part of its time to live after which a hold is renewed. */
@@ -81,7 +88,7 @@ export class Hold {
   }
 
   set actualCost(cost: Cost) {
-    this.#actualCost = costBody(cost);
+    this.#actualCost = copiedCost(cost);
   }
 
   /**

@@ -109,6 +109,16 @@ test("the actual cost is settled also after an exception", async (t) => {
   }, InvalidRequestError);
 });
 
+test("the estimate is that of the time when the hold was made", async (t) => {
+  const server = await fakeServer(t);
+  const client = startClient(t, server);
+  const cost = { tokens: 500 };
+  await client.withHold({ ...LABELS, cost }, () => {
+    cost.tokens = 900;
+  });
+  assert.deepEqual(server.calls[1], ["settle", { tokens: 500 }]);
+});
+
 test("a settlement with an invalid cost keeps the estimate", async (t) => {
   const server = await fakeServer(t);
   const client = startClient(t, server);

@@ -85,6 +85,20 @@ def test_an_actual_cost_that_cannot_be_queued_is_settled_by_the_block(connect, f
     assert calls(server)[1:] == [("settle", {"tokens": 120})] * 2
 
 
+def test_costs_are_those_of_the_time_when_they_were_passed(connect, fake):
+    server = fake(HoldServer())
+    cost, actual = {"tokens": 500}, {"tokens": 120}
+    client = connect(server.url)
+    with client.hold(LABELS, cost=cost):
+        cost["tokens"] = 900
+    with client.hold(LABELS, cost=cost) as hold:
+        hold.actual_cost = actual
+        actual["tokens"] = 0.5
+        assert hold.actual_cost == {"tokens": 120}
+    settled = [cost for path, cost in calls(server) if path == "settle"]
+    assert settled == [{"tokens": 500}, {"tokens": 120}]
+
+
 class NoThreads(threading.Thread):
     """A thread that the clients cannot start."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -24,12 +24,17 @@ SHORTEST_RENEWAL_PAUSE = 0.05
 _WITHOUT_COUNTERS = {"settle": "settled", "release": "released", "renew": "renewed"}
 
 
+def _copied(cost: Cost) -> Cost:
+    """Returns a cost that does not change with the mapping of the application."""
+    return dict(cost) if isinstance(cost, Mapping) else cost
+
+
 class HoldState:
     """What the blocking and the asyncio hold share. True if the request is allowed."""
 
     def __init__(self, answer: HoldAnswer, estimate: Cost, report: Callable[[SluicegateError], None]) -> None:
         self._answer = answer
-        self._estimate = estimate
+        self._estimate = _copied(estimate)
         self._report = report
         self._actual_cost: Cost | None = None
         # The call that was sent to end the hold: if it is cancelled or fails, the end of the block repeats it.
@@ -74,7 +79,7 @@ class HoldState:
     @actual_cost.setter
     def actual_cost(self, cost: Cost) -> None:
         cost_to_json(cost)
-        self._actual_cost = cost
+        self._actual_cost = _copied(cost)
 
     def keep_estimate(self) -> None:
         """Lets the end of the block settle the estimate also after an exception, unless `actual_cost` is set."""
