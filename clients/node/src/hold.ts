@@ -23,6 +23,13 @@ const RENEW_AFTER = 2 / 3;
 const RENEW_AGAIN_AFTER = 1 / 15;
 const SHORTEST_RENEWAL_PAUSE_MS = 50;
 
+/**
+ * A hold that the server may have made without an answer has an unknown time to live. It is renewed after this pause, by the default of
+ * the server.
+ */
+const UNANSWERED_PAUSE_MS = 500;
+const UNANSWERED_TTL_MS = 60_000;
+
 /** The outcomes for a hold that has no counters. */
 const WITHOUT_COUNTERS = { settle: "settled", release: "released", renew: "renewed" } as const;
 
@@ -128,8 +135,12 @@ export class Hold {
    */
   keepAlive(): void {
     const { reference, ttlMs } = this.#answer;
-    if (this.#isKeptAlive || this.#hasEnded || reference === null || ttlMs === null) return;
+    if (this.#isKeptAlive || this.#hasEnded || reference === null || (ttlMs === null && this.token !== null)) return;
     this.#isKeptAlive = true;
+    if (ttlMs === null) {
+      this.#renewAfter(UNANSWERED_PAUSE_MS, UNANSWERED_TTL_MS);
+      return;
+    }
     // the remaining time of a hold that existed already is unknown
     this.#renewAfter(this.isRepeated ? 0 : ttlMs * RENEW_AFTER, ttlMs);
   }

@@ -191,6 +191,17 @@ test("a hold is sent only twice, and then the policy decides", async (t) => {
   assert.deepEqual([server.bodies[2].labels, server.bodies[2].id], [LABELS.labels, hold.id]);
 });
 
+test("a hold that the server may have made is renewed", async (t) => {
+  const server = await fakeServer(t, { lost: (number) => number <= 2 });
+  const client = startClient(t, server);
+  await client.withHold(LABELS, (hold) => {
+    assert.deepEqual([hold.allowed, hold.token], [true, null]);
+    return until("a renewal", () => server.calls.length >= 3);
+  });
+  assert.deepEqual(server.paths(), ["hold", "hold", "renew", "settle"]);
+  assert.deepEqual([server.bodies[2].id, server.bodies[2].ttl_ms], [server.bodies[0].id, 60_000]);
+});
+
 test("a hold that the policy denies is released", async (t) => {
   const server = await fakeServer(t, { lost: (number) => number <= 2 });
   const client = startClient(t, server, { onFailure: "closed" });

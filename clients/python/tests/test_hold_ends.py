@@ -1,5 +1,6 @@
 """Ends of holds that are not normal: interrupted calls, garbage, closed event loops, no threads."""
 
+import asyncio
 import gc
 import os
 import signal
@@ -14,7 +15,7 @@ from sluicegate import AsyncClient, Client, InvalidRequest, Limit, Unavailable, 
 from sluicegate.asgi import RateLimitMiddleware
 from sluicegate.resolver import Resolver
 from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
-from test_hold_faults import LABELS, HoldServer, calls
+from test_hold_faults import LABELS, HoldServer, calls, wait_for_requests
 
 
 class Interrupt(BaseException):
@@ -97,6 +98,19 @@ def test_costs_are_those_of_the_time_when_they_were_passed(connect, fake):
         assert hold.actual_cost == {"tokens": 120}
     settled = [cost for path, cost in calls(server) if path == "settle"]
     assert settled == [{"tokens": 500}, {"tokens": 120}]
+
+
+def test_a_hold_that_the_server_may_have_made_is_renewed(fake):
+    server = fake(HoldServer(lose=(1, 2)))
+
+    async def run():
+        async with AsyncClient(server.url, deadline=RELAXED) as client, client.hold(LABELS) as hold:
+            assert (hold.allowed, hold.token) == (True, None)
+            await wait_for_requests(server, 3)
+
+    asyncio.run(run())
+    assert [path for path, _ in calls(server)] == ["hold", "hold", "renew", "settle"]
+    assert (server.requests[2]["id"], server.requests[2]["ttl_ms"]) == (server.requests[0]["id"], 60_000)
 
 
 class NoThreads(threading.Thread):

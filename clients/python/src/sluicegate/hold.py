@@ -19,6 +19,10 @@ RENEW_AFTER = 2 / 3
 # The part of its time to live after which a failed renewal is repeated, and the shortest pause, in seconds.
 RENEW_AGAIN_AFTER = 1 / 15
 SHORTEST_RENEWAL_PAUSE = 0.05
+# A hold that the server may have made without an answer has an unknown time to live. It is renewed after this pause, by
+# the default of the server, in seconds.
+UNANSWERED_PAUSE = 0.5
+UNANSWERED_TTL = 60.0
 
 # The outcomes for a hold that has no counters.
 _WITHOUT_COUNTERS = {"settle": "settled", "release": "released", "renew": "renewed"}
@@ -227,8 +231,10 @@ class AsyncHold(HoldState):
 
     async def __aenter__(self) -> AsyncHold:
         """Starts to renew the hold."""
-        if self._answer.reference is not None and self._answer.ttl is not None and self._renewing is None:
-            self._renewing = asyncio.get_running_loop().create_task(self._keep_alive(self._answer.ttl))
+        answer = self._answer
+        is_known = answer.ttl is not None or answer.token is None
+        if answer.reference is not None and is_known and self._renewing is None:
+            self._renewing = asyncio.get_running_loop().create_task(self._keep_alive())
         return self
 
     async def __aexit__(
@@ -269,10 +275,14 @@ class AsyncHold(HoldState):
             return Settlement(_WITHOUT_COUNTERS[operation])
         return await self._adjust(adjustment, deadline)
 
-    async def _keep_alive(self, ttl: float) -> None:
+    async def _keep_alive(self) -> None:
         """Renews the hold until it has ended."""
-        # The remaining time of a hold that existed already is unknown.
-        pause = 0.0 if self._answer.repeated else ttl * RENEW_AFTER
+        if self._answer.ttl is None:
+            ttl, pause = UNANSWERED_TTL, UNANSWERED_PAUSE
+        else:
+            ttl = self._answer.ttl
+            # The remaining time of a hold that existed already is unknown.
+            pause = 0.0 if self._answer.repeated else ttl * RENEW_AFTER
         while True:
             await asyncio.sleep(pause)
             if self._has_ended:
