@@ -7,6 +7,9 @@ import { denialResponse, denialStatus, type PlainResponse, rejectionResponse } f
 import { type CommonOptions, isListHeader, type MaybePromise, RequestLimiter } from "./middleware.js";
 import { setDecision, setHold } from "./request-decision.js";
 
+/** The longest time for which the hold of a request whose client has disconnected waits until its body is cancelled. */
+const CANCELLATION_MS = 1000;
+
 /** A handler of requests. Frameworks pass further arguments, for example route parameters. */
 export type FetchHandler<Context extends unknown[]> = (request: Request, ...context: Context) => MaybePromise<Response>;
 
@@ -58,7 +61,7 @@ export function rateLimit<Context extends unknown[]>(
     try {
       const response = await handler(request, ...context);
       const finish = () => limiter.finish(verdict, () => refundWhen?.(request, response) ?? false);
-      return withHeaders(afterBody(response, finish), headers);
+      return withHeaders(afterBody(request, response, finish), headers);
     } catch (error) {
       await hold.end();
       throw error;
@@ -70,32 +73,63 @@ function responseOf({ status, headers, body }: PlainResponse): Response {
   return new Response(body, { status, headers });
 }
 
-/** Calls a function when the body of a response has been read, failed or was cancelled. Returns the response to send. */
-function afterBody(response: Response, callback: () => void): Response {
-  if (response.body === null || response.status < 200) {
+/** Calls a function when a response was discarded without reading its body. */
+const discarded = new FinalizationRegistry<() => void>((callback) => callback());
+
+/**
+ * Calls a function once when the body of a response has been read, has failed or was cancelled, and when its client has disconnected.
+ * Returns the response to send.
+ */
+function afterBody({ method, signal }: Request, response: Response, callback: () => void): Response {
+  // the body of a response to HEAD is not read
+  if (response.body === null || response.status < 200 || method === "HEAD") {
     callback();
     return response;
   }
   const reader = response.body.getReader();
-  const body = new ReadableStream<Uint8Array>({
-    async pull(controller) {
-      try {
-        const { done, value } = await reader.read();
-        if (!done) {
-          controller.enqueue(value);
-          return;
+  let timer: NodeJS.Timeout | undefined;
+  let hasEnded = false;
+  const end = () => {
+    if (hasEnded) return;
+    hasEnded = true;
+    clearTimeout(timer);
+    signal.removeEventListener("abort", endSoon);
+    callback();
+  };
+  const endSoon = () => {
+    timer ??= setTimeout(end, CANCELLATION_MS).unref();
+  };
+  // the server, not this stream, decides when the application's stream is read
+  const strategy = { highWaterMark: 0 };
+  const body = new ReadableStream<Uint8Array>(
+    {
+      async pull(controller) {
+        try {
+          const { done, value } = await reader.read();
+          if (!done) {
+            controller.enqueue(value);
+            return;
+          }
+          controller.close();
+        } catch (error) {
+          controller.error(error);
         }
-        controller.close();
-      } catch (error) {
-        controller.error(error);
-      }
-      callback();
+        end();
+      },
+      cancel(reason) {
+        // the source may still set the actual cost of the hold
+        endSoon();
+        const cancelled = reader.cancel(reason);
+        cancelled.then(end, end);
+        return cancelled;
+      },
     },
-    cancel(reason) {
-      callback();
-      return reader.cancel(reason);
-    },
-  });
+    strategy,
+  );
+  // a server may discard the body without cancelling it, for example after a disconnection or for a 304
+  if (signal.aborted) endSoon();
+  else signal.addEventListener("abort", endSoon);
+  discarded.register(body, end);
   return new Response(body, response);
 }
 

@@ -7,6 +7,7 @@ import type { Decision } from "./decision.js";
 import { SluicegateError, UnavailableError } from "./errors.js";
 import { Hold, type HoldCaller } from "./hold.js";
 import {
+  copiedCost,
   type HoldAdjustment,
   type HoldAnswer,
   holdReader,
@@ -73,7 +74,8 @@ export class HoldCalls implements HoldCaller {
     if (options.ttlMs !== undefined) body.ttl_ms = validTtl(options.ttlMs);
     if (options.headers === true) body.headers = true;
     const operation = { path: "/v1/hold", body, read: holdReader(options.ttlMs) };
-    return new Hold(await this.#answer(operation, request, id, options), request.cost ?? 1, this);
+    const estimate = copiedCost(request.cost ?? 1);
+    return new Hold(await this.#answer(operation, request, id, options), estimate, this);
   }
 
   async #answer(

@@ -86,8 +86,14 @@ export function referenceBody(reference: HoldReference): RequestBody {
   return { ...requestBody(request as Request), id: validId(id) };
 }
 
+/** Returns a cost that does not change with the object of the application. */
+export function copiedCost(cost: Cost): Cost {
+  const valid = costBody(cost);
+  return typeof valid === "object" ? { ...valid } : valid;
+}
+
 export function settlementOf(reference: RequestBody, cost: Cost): HoldAdjustment {
-  return { operation: "settle", body: { ...reference, cost: costBody(cost) } };
+  return { operation: "settle", body: { ...reference, cost: copiedCost(cost) } };
 }
 
 export function releaseOf(reference: RequestBody): HoldAdjustment {

@@ -5,8 +5,15 @@
 import type { CallOptions } from "./client.js";
 import type { Decision } from "./decision.js";
 import { InvalidRequestError, isSluicegateError, type SluicegateError, UnavailableError } from "./errors.js";
-import { type HoldAdjustment, type HoldAnswer, releaseOf, renewalOf, settlementOf } from "./hold-request.js";
-import { type Cost, costBody, type RequestBody } from "./request.js";
+import {
+  copiedCost,
+  type HoldAdjustment,
+  type HoldAnswer,
+  releaseOf,
+  renewalOf,
+  settlementOf,
+} from "./hold-request.js";
+import type { Cost, RequestBody } from "./request.js";
 import type { Settlement } from "./settlement.js";
 
 /** A hold is renewed after this fraction of its time to live. */
@@ -15,6 +22,13 @@ const RENEW_AFTER = 2 / 3;
 /** A failed renewal is repeated after this fraction of the time to live, and after this pause at the earliest. */
 const RENEW_AGAIN_AFTER = 1 / 15;
 const SHORTEST_RENEWAL_PAUSE_MS = 50;
+
+/**
+ * A hold that the server may have made without an answer has an unknown time to live. It is renewed after this pause, by the default of
+ * the server.
+ */
+const UNANSWERED_PAUSE_MS = 500;
+const UNANSWERED_TTL_MS = 60_000;
 
 /** The outcomes for a hold that has no counters. */
 const WITHOUT_COUNTERS = { settle: "settled", release: "released", renew: "renewed" } as const;
@@ -54,7 +68,7 @@ export class Hold {
   readonly #caller: HoldCaller;
   #actualCost: Cost | undefined;
   #timer: NodeJS.Timeout | undefined;
-  /** The call that was sent to end the hold: if it is cancelled, the end of the block repeats it. */
+  /** The call that was sent to end the hold: if it is cancelled or fails, the end of the block repeats it. */
   #begun: HoldAdjustment | null = null;
   #isKeptAlive = false;
   #hasEnded = false;
@@ -82,7 +96,7 @@ export class Hold {
   }
 
   set actualCost(cost: Cost) {
-    this.#actualCost = costBody(cost);
+    this.#actualCost = copiedCost(cost);
   }
 
   /**
@@ -116,11 +130,18 @@ export class Hold {
     return this.#caller.adjust(renewalOf(reference, ttlMs), options);
   }
 
-  /** Renews the hold in the background until it ends. `await using`, `withHold` and the middleware do this. */
+  /**
+   * Renews the hold in the background until it ends, or the application has no reference to it any more. `await using`, `withHold` and the
+   * middleware do this.
+   */
   keepAlive(): void {
     const { reference, ttlMs } = this.#answer;
-    if (this.#isKeptAlive || this.#hasEnded || reference === null || ttlMs === null) return;
+    if (this.#isKeptAlive || this.#hasEnded || reference === null || (ttlMs === null && this.token !== null)) return;
     this.#isKeptAlive = true;
+    if (ttlMs === null) {
+      this.#renewAfter(UNANSWERED_PAUSE_MS, UNANSWERED_TTL_MS);
+      return;
+    }
     // the remaining time of a hold that existed already is unknown
     this.#renewAfter(this.isRepeated ? 0 : ttlMs * RENEW_AFTER, ttlMs);
   }
@@ -165,7 +186,8 @@ export class Hold {
       this.#hasEnded = true;
       return settlement;
     } catch (error) {
-      if (isSluicegateError(error)) {
+      // after an UnavailableError, the end of the block repeats the call
+      if (isSluicegateError(error) && !(error instanceof UnavailableError)) {
         // the end of the block must not release the hold because of this error
         this.#begun = null;
         this.#actualCost ??= this.#estimate;
@@ -184,7 +206,12 @@ export class Hold {
   }
 
   #renewAfter(pauseMs: number, ttlMs: number): void {
-    this.#timer = setTimeout(() => void this.#renewOnce(ttlMs), pauseMs);
+    // without a reference nothing can end the hold, for example if a generator was abandoned in its block
+    const reference = new WeakRef(this);
+    this.#timer = setTimeout(() => {
+      const hold = reference.deref();
+      if (hold !== undefined) void hold.#renewOnce(ttlMs);
+    }, pauseMs);
     this.#timer.unref();
   }
 

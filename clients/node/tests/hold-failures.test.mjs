@@ -109,6 +109,16 @@ test("the actual cost is settled also after an exception", async (t) => {
   }, InvalidRequestError);
 });
 
+test("the estimate is that of the time when the hold was made", async (t) => {
+  const server = await fakeServer(t);
+  const client = startClient(t, server);
+  const cost = { tokens: 500 };
+  await client.withHold({ ...LABELS, cost }, () => {
+    cost.tokens = 900;
+  });
+  assert.deepEqual(server.calls[1], ["settle", { tokens: 500 }]);
+});
+
 test("a settlement with an invalid cost keeps the estimate", async (t) => {
   const server = await fakeServer(t);
   const client = startClient(t, server);
@@ -181,6 +191,17 @@ test("a hold is sent only twice, and then the policy decides", async (t) => {
   assert.deepEqual([server.bodies[2].labels, server.bodies[2].id], [LABELS.labels, hold.id]);
 });
 
+test("a hold that the server may have made is renewed", async (t) => {
+  const server = await fakeServer(t, { lost: (number) => number <= 2 });
+  const client = startClient(t, server);
+  await client.withHold(LABELS, (hold) => {
+    assert.deepEqual([hold.allowed, hold.token], [true, null]);
+    return until("a renewal", () => server.calls.length >= 3);
+  });
+  assert.deepEqual(server.paths(), ["hold", "hold", "renew", "settle"]);
+  assert.deepEqual([server.bodies[2].id, server.bodies[2].ttl_ms], [server.bodies[0].id, 60_000]);
+});
+
 test("a hold that the policy denies is released", async (t) => {
   const server = await fakeServer(t, { lost: (number) => number <= 2 });
   const client = startClient(t, server, { onFailure: "closed" });
@@ -246,6 +267,23 @@ test("a settlement is queued without a call while the circuit breaker is open", 
   await until("the settlement is delivered", () => server.paths().includes("settle"));
   // which closes the circuit breaker
   assert.equal((await client.check(LABELS)).source, "memory");
+});
+
+test("an actual cost that cannot be queued is settled by the end of the block", async (t) => {
+  let isLost = false;
+  const server = await fakeServer(t, { lost: () => isLost });
+  const client = startClient(t, server);
+  await client.withHold({ ...LABELS, cost: 500 }, async (hold) => {
+    isLost = true;
+    while ((await client.check(LABELS)).error?.code !== "circuit_open");
+    const others = Array.from({ length: 10_010 }, () => client.settle({ token: "other", cost: 1 }));
+    assert.equal((await Promise.allSettled(others)).at(-1).status, "rejected");
+    await assert.rejects(hold.settle(120), { name: "UnavailableError" });
+    isLost = false;
+    await until("the server responds", async () => (await client.check(LABELS)).source === "memory");
+  });
+  await until("the hold is settled", () => server.calls.some(([, cost]) => cost === 120));
+  assert.ok(!server.calls.some(([path, cost]) => path === "settle" && cost === 500));
 });
 
 test("a settlement that is dropped is reported", async (t) => {

@@ -158,7 +158,8 @@ def test_a_check_that_needs_a_hold_is_an_error(connect, server, labels):
 def test_an_expired_hold_frees_its_slot(connect, server, labels):
     client = connect(server.url)
     held = [client.hold(labels, cost=COST, ttl=0.2) for _ in range(2)]
-    wait_until(lambda: client.hold(labels, ttl=0.001), "the holds expire")
+    # Needs both slots.
+    wait_until(lambda: client.hold(labels, cost=2, ttl=0.001), "the holds expire")
     assert by_rule(held[0].settle({"tokens": 100}))["tokens"] == ("late", 100)
     assert client.renew(held[1].token, ttl=10).outcome == "late"
 

@@ -52,7 +52,7 @@ class RateLimitMiddleware:
     ) -> None:
         self._app = app
         self._client = AsyncClient(client) if isinstance(client, str) else client
-        self._check = RequestCheck(labels=labels, limit=limit, key=key, scope=scope, cost=cost, skip=skip)
+        self._check = RequestCheck(labels=labels, limit=limit, key=key, scope=scope, cost=cost, skip=skip, holds=hold)
         self._denied = denied
         self._holds = hold
 

@@ -335,8 +335,10 @@ class AsyncClient:
             except Unavailable as error:
                 core.report(error)
                 reference = None if isinstance(error, NotSent) else request.reference()
-            except asyncio.CancelledError:
-                # The server may have received the request. The caller may hold its own id again.
+            except SluicegateError:
+                raise
+            except BaseException:
+                # Cancelled. The server may have received the request. The caller may hold its own id again.
                 if id is None:
                     self._settlements.add(hold_request.release(request.reference()))
                 raise
@@ -367,7 +369,10 @@ class AsyncClient:
             if is_end and self._settlements.add(adjustment):
                 return QUEUED
             raise
-        except asyncio.CancelledError:
+        except SluicegateError:
+            raise
+        except BaseException:
+            # Cancelled, or the event loop was closed.
             if is_end:
                 self._settlements.add(adjustment)
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import ssl
 import threading
@@ -81,8 +80,10 @@ class Pool:
         self._resolver = Resolver(endpoint.host)
         self._max_connections = max_connections
         self._free = threading.Semaphore(max_connections)
+        # The oldest first.
         self._idle: list[Connection] = []
-        self._lock = threading.Lock()
+        # Reentrant, as all locks of a call: the garbage collector may close a generator that ends a hold, at any time.
+        self._lock = threading.RLock()
         reset_after_fork(self)
 
     def send(self, request: bytes, expires: float) -> Response:
@@ -113,7 +114,7 @@ class Pool:
     def reset_after_fork(self) -> None:
         """Drops the connections of the parent process, and locks that another thread may have held."""
         self._free = threading.Semaphore(self._max_connections)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.close()
 
     def _send(self, request: bytes, expires: float) -> Response:
@@ -149,11 +150,12 @@ class Pool:
     def _keep(self, connection: Connection) -> None:
         """Returns a connection to the pool, and closes those that were idle for too long."""
         now = connection.idle_since = time.monotonic()
+        expired: list[Connection] = []
         with self._lock:
             self._idle.append(connection)
             # The oldest connections are never reused while newer ones suffice.
-            expired = list(itertools.takewhile(lambda kept: now - kept.idle_since >= MAX_IDLE, self._idle))
-            del self._idle[: len(expired)]
+            while self._idle and now - self._idle[0].idle_since >= MAX_IDLE:
+                expired.append(self._idle.pop(0))
         for old in expired:
             old.close()
 

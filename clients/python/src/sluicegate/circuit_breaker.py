@@ -25,7 +25,7 @@ class CircuitBreaker:
         self._failures = 0
         self._backoff = FIRST_BACKOFF
         self._probe_at = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         reset_after_fork(self)
 
     @property
@@ -67,7 +67,7 @@ class CircuitBreaker:
 
     def reset_after_fork(self) -> None:
         """Replaces the lock, which another thread may have held at the time of the fork."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _schedule_probe(self, now: float) -> None:
         # Jitter, so that many processes do not probe at the same time.

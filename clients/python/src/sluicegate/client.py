@@ -308,6 +308,14 @@ class Client:
             except Unavailable as error:
                 core.report(error)
                 reference = None if isinstance(error, NotSent) else request.reference()
+            except SluicegateError:
+                raise
+            except BaseException:
+                # Interrupted, for example by Ctrl-C or the time limit of a task queue. The server may have received the
+                # request. The caller may hold its own id again.
+                if id is None:
+                    self._settlements.add(hold_request.release(request.reference()))
+                raise
         decision = core.decide_without_server("check", check)
         if not decision.allowed and reference is not None:
             # The server may have admitted it. The caller may hold its own id again, which a release would end.
@@ -332,6 +340,12 @@ class Client:
         except Unavailable:
             if is_end and self._settlements.add(adjustment):
                 return QUEUED
+            raise
+        except SluicegateError:
+            raise
+        except BaseException:
+            if is_end:
+                self._settlements.add(adjustment)
             raise
 
     def _send_again(self, encode: Callable[[float], bytes], seconds: float) -> Response:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +19,18 @@ RENEW_AFTER = 2 / 3
 # A failed renewal is repeated after this fraction of the time to live, and after this pause in seconds at the earliest.
 RENEW_AGAIN_AFTER = 1 / 15
 SHORTEST_RENEWAL_PAUSE = 0.05
+# A hold that the server may have made without an answer has an unknown time to live. It is renewed after this pause, by
+# the default of the server, in seconds.
+UNANSWERED_PAUSE = 0.5
+UNANSWERED_TTL = 60.0
 
 # The outcomes for a hold that has no counters.
 _WITHOUT_COUNTERS = {"settle": "settled", "release": "released", "renew": "renewed"}
+
+
+def _copied(cost: Cost) -> Cost:
+    """Returns a cost that does not change with the mapping of the application."""
+    return dict(cost) if isinstance(cost, Mapping) else cost
 
 
 class HoldState:
@@ -28,10 +38,10 @@ class HoldState:
 
     def __init__(self, answer: HoldAnswer, estimate: Cost, report: Callable[[SluicegateError], None]) -> None:
         self._answer = answer
-        self._estimate = estimate
+        self._estimate = _copied(estimate)
         self._report = report
         self._actual_cost: Cost | None = None
-        # The call that was sent to end the hold: if it is cancelled, the end of the block repeats it.
+        # The call that was sent to end the hold: if it is cancelled or fails, the end of the block repeats it.
         self._begun: HoldAdjustment | None = None
         self._has_ended = False
 
@@ -73,7 +83,7 @@ class HoldState:
     @actual_cost.setter
     def actual_cost(self, cost: Cost) -> None:
         cost_to_json(cost)
-        self._actual_cost = cost
+        self._actual_cost = _copied(cost)
 
     def keep_estimate(self) -> None:
         """Keeps the estimate charged also after an exception, unless `actual_cost` is set."""
@@ -169,6 +179,9 @@ class Hold(HoldState):
         try:
             adjustment = self._begun = prepare()
             settlement = self._sent(adjustment, operation, deadline)
+        except Unavailable:
+            # The end of the block repeats the call.
+            raise
         except SluicegateError:
             # The end of the block must not release the hold because of this exception.
             self._begun = None
@@ -218,8 +231,10 @@ class AsyncHold(HoldState):
 
     async def __aenter__(self) -> AsyncHold:
         """Starts to renew the hold."""
-        if self._answer.reference is not None and self._answer.ttl is not None and self._renewing is None:
-            self._renewing = asyncio.get_running_loop().create_task(self._keep_alive(self._answer.ttl))
+        answer = self._answer
+        is_known = answer.ttl is not None or answer.token is None
+        if answer.reference is not None and is_known and self._renewing is None:
+            self._renewing = asyncio.get_running_loop().create_task(self._keep_alive())
         return self
 
     async def __aexit__(
@@ -227,7 +242,9 @@ class AsyncHold(HoldState):
     ) -> None:
         """Ends the hold. Errors are logged."""
         if self._renewing is not None:
-            self._renewing.cancel()
+            # A closed event loop raises `RuntimeError`.
+            with contextlib.suppress(RuntimeError):
+                self._renewing.cancel()
         adjustment = self._end(error)
         if adjustment is None:
             return
@@ -242,6 +259,9 @@ class AsyncHold(HoldState):
         try:
             adjustment = self._begun = prepare()
             settlement = await self._sent(adjustment, operation, deadline)
+        except Unavailable:
+            # The end of the block repeats the call.
+            raise
         except SluicegateError:
             # The end of the block must not release the hold because of this exception.
             self._begun = None
@@ -255,10 +275,14 @@ class AsyncHold(HoldState):
             return Settlement(_WITHOUT_COUNTERS[operation])
         return await self._adjust(adjustment, deadline)
 
-    async def _keep_alive(self, ttl: float) -> None:
+    async def _keep_alive(self) -> None:
         """Renews the hold until it has ended."""
-        # The remaining time of a hold that existed already is unknown.
-        pause = 0.0 if self._answer.repeated else ttl * RENEW_AFTER
+        if self._answer.ttl is None:
+            ttl, pause = UNANSWERED_TTL, UNANSWERED_PAUSE
+        else:
+            ttl = self._answer.ttl
+            # The remaining time of a hold that existed already is unknown.
+            pause = 0.0 if self._answer.repeated else ttl * RENEW_AFTER
         while True:
             await asyncio.sleep(pause)
             if self._has_ended:

@@ -20,7 +20,7 @@ class MessageLog:
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._logged_at: dict[str, float] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         reset_after_fork(self)
 
     def error(self, message: str) -> None:
@@ -39,4 +39,4 @@ class MessageLog:
 
     def reset_after_fork(self) -> None:
         """Replaces the lock, which another thread may have held at the time of the fork."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()

@@ -37,11 +37,17 @@ class RequestCheck(Generic[Request]):
         scope: str | None = None,
         cost: CostValue[Request] = 1,
         skip: Skip[Request] | None = None,
+        holds: bool = False,
     ) -> None:
         if (labels is None) == (limit is None):
             raise InvalidRequest('pass labels, or a limit such as "100/minute" with a key: exactly one of both')
         if isinstance(limit, (str, Limit)):
             limit = to_limit(limit)
+            if limit.algorithm == "concurrency" and not holds:
+                raise InvalidRequest(
+                    "limit counts requests in flight, which need a hold: "
+                    "use the ASGI middleware with hold=True, or client.hold(…)"
+                )
         if not callable(cost):
             _require_cost(cost, has_limit=limit is not None)
         if key is not None:

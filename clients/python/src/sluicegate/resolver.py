@@ -24,7 +24,7 @@ class Resolver:
         self._addresses: tuple[str, ...] = (host,) if _is_address(host) else ()
         self._valid_until = float("inf") if self._addresses else 0.0
         self._lookup: Future[tuple[str, ...]] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         reset_after_fork(self)
 
     def addresses(self) -> tuple[str, ...] | Future[tuple[str, ...]]:
@@ -35,7 +35,12 @@ class Resolver:
             lookup = self._lookup
             if lookup is None or lookup.done():
                 lookup = self._lookup = Future()
-                threading.Thread(target=self._look_up, args=(lookup,), name="sluicegate-resolver", daemon=True).start()
+                thread = threading.Thread(target=self._look_up, args=(lookup,), name="sluicegate-resolver", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    # The process has too many threads, or the interpreter shuts down.
+                    lookup.set_exception(OSError(f"cannot resolve {self._host}: {error}"))
             return self._addresses or lookup
 
     def prefer(self, address: str) -> None:
@@ -47,7 +52,7 @@ class Resolver:
 
     def reset_after_fork(self) -> None:
         """Drops a lookup whose thread does not exist in the child process."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._lookup = None
 
     def _look_up(self, lookup: Future[tuple[str, ...]]) -> None:

@@ -46,14 +46,18 @@ class SettlementQueue:
         return len(self._waiting)
 
     def add(self, adjustment: HoldAdjustment) -> bool:
-        """Repeats a call until it is answered. Returns whether there is space for it."""
+        """Repeats a call until it is answered. Returns whether there is space for it, and a thread."""
         with self._changed:
             if len(self._waiting) >= MAX_QUEUED:
                 return False
-            self._waiting.append((adjustment, time.monotonic() + MAX_AGE))
             if not self._is_sending:
+                try:
+                    threading.Thread(target=self._send_all, name="sluicegate-settlements", daemon=True).start()
+                except RuntimeError:
+                    # The process has too many threads, or the interpreter shuts down.
+                    return False
                 self._is_sending = True
-                threading.Thread(target=self._send_all, name="sluicegate-settlements", daemon=True).start()
+            self._waiting.append((adjustment, time.monotonic() + MAX_AGE))
         return True
 
     def wait_until_empty(self, seconds: float) -> bool:
@@ -82,6 +86,9 @@ class SettlementQueue:
                 self._core.report_dropped(error)
             except SluicegateError as error:
                 self._core.report_dropped(error)
+            except Exception as error:
+                # The others must not wait for ever.
+                self._core.report_dropped(SluicegateError(f"unexpected {type(error).__name__}: {error}"))
             pause = FIRST_PAUSE
             self._remove_first()
         pool.close()

@@ -1,6 +1,7 @@
 //! Holds in a real axum server with real clients.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod ends;
 mod load;
 mod outage;
 mod renewal;
