@@ -378,12 +378,12 @@ impl Holds {
                 state.refund(&limit, now, units, None);
             }
         } else if was_charged && actual < units {
-            state.refund(&limit, now, units - actual, Some(at));
+            state.refund(&state.correction_limit(&limit, now), now, units - actual, Some(at));
         } else {
             let excess = if was_charged { actual - units } else { actual };
             // a charge of nothing would convert what counts to the window of the hold
             if excess > 0 {
-                state.charge(&limit, now, excess);
+                state.charge(&state.correction_limit(&limit, now), now, excess);
             }
         }
         self.update(state);
@@ -430,7 +430,8 @@ impl Holds {
             return Answer::UNKNOWN_HOLD;
         };
         if self.index.remove(&record, id) {
-            state.refund(&record.limit, now, record.units, Some(Timestamp::from_micros(record.at_us)));
+            let limit = state.correction_limit(&record.limit, now);
+            state.refund(&limit, now, record.units, Some(Timestamp::from_micros(record.at_us)));
         }
         self.remove(id);
         self.update(state);

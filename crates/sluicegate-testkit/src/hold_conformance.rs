@@ -785,6 +785,23 @@ conformance_tests! { hold_conformance:
         }
     }
 
+    /// A settlement after the limit has changed keeps what was charged under the new limit.
+    a_settlement_keeps_the_usage_of_a_changed_limit(fixture) {
+        let slow = limits(10, DAY);
+        for (old, new) in limits(10, SECOND).into_iter().zip(slow) {
+            for actual in [0, 1, 2] {
+                let counter = fixture.new_counter();
+                let hold = HoldOperation::Hold { ttl: 10 * MINUTE };
+                assert_eq!(counter.on_hold("id", &old, 1, hold).await.hold.outcome, HoldOutcome::Held);
+                assert!(counter.check(&new, 9).await.passes);
+                fixture.clock.advance(2 * MINUTE);
+                counter.on_hold("id", &old, actual, SETTLE).await;
+                let left = counter.left(&new).await;
+                assert!(left <= 1, "{old:?} actual {actual}: {left}");
+            }
+        }
+    }
+
     /// A counter has a bounded number of live holds. A further one is an error that changes nothing; the end of a hold allows another one.
     the_live_holds_of_a_counter_are_bounded(fixture) {
         let limit = concurrency(1_000_000);

@@ -116,7 +116,33 @@ if has_holds then
     end
   end
 
-  -- Releases some expired holds of a counter, and returns how many.
+  -- Returns the limit under which the units of a hold are corrected: if other units count, with the window or rate under which they were
+  -- charged, so that the correction does not convert them. The state is viewed under it.
+  local function correction_limit(state, limit)
+    local window, phase, units, micros = limit.algorithm.own_limit(state, limit)
+    if window == limit.window and units == limit.units and micros == limit.micros then
+      return limit
+    end
+    local own = setmetatable({ window = window, phase = phase, units = units, micros = micros, ends = false }, { __index = limit })
+    limit.algorithm.view(state, own)
+    if state.used == 0 then
+      limit.algorithm.view(state, limit)
+      return limit
+    end
+    return own
+  end
+
+  -- Corrects the units of a hold, and views the state under its limit again.
+  local function correct(key, state, limit, apply, units, at)
+    local own = correction_limit(state, limit)
+    apply(key, state, own, units, at)
+    if own ~= limit then
+      limit.algorithm.view(state, limit)
+    end
+  end
+
+  -- Releases some expired holds of a counter, and returns how many. A hold that would leave later than any new one is from before the
+  -- clock was set back.
   local function release_expired(key, index, state, limit)
     local members = call('ZRANGEBYSCORE', KEYS[index], '0', string.format('%.0f', now), 'LIMIT', '0', MAX_RELEASED)
     if #members == 0 then
@@ -177,7 +203,7 @@ if has_holds then
     local key, index, record_key = group.fields[place], group.indexes[place], group.records[place]
     local state = state_of(key, record.limit)
     if remove_from_index(key, index, record, id) then
-      refund(key, state, record.limit, record.units, record.at)
+      correct(key, state, record.limit, refund, record.units, record.at)
     end
     call('DEL', KEYS[record_key])
     records[record_key], stored[record_key] = nil, false
@@ -296,11 +322,11 @@ if has_holds then
         refund(key, state, limit, units, -1)
       end
     elseif not was_charged then
-      charge(key, state, limit, actual)
+      correct(key, state, limit, charge, actual)
     elseif actual < units then
-      refund(key, state, limit, units - actual, record.at)
+      correct(key, state, limit, refund, units - actual, record.at)
     else
-      charge(key, state, limit, actual - units)
+      correct(key, state, limit, charge, actual - units)
     end
     record.is_settled, record.charged, record.known_until = true, actual, now + RETENTION
   end
