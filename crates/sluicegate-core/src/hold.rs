@@ -420,12 +420,18 @@ impl Holds {
     }
 
     /// Reverts a hold as if it had not been made, for a hold over several servers of which another one denied at `until`, if it was live then
-    /// and not repeated since.
-    pub fn take_back(&mut self, state: &mut State, id: &[u8], until: Timestamp, now: Timestamp) -> Answer {
-        let is_meant = |record: &&Record| {
-            !record.is_settled && (record.touched_us..record.expires_us).contains(&until.as_micros())
+    /// and not repeated since. Without a time, reverts any hold that was not settled.
+    pub fn take_back(
+        &mut self,
+        state: &mut State,
+        id: &[u8],
+        until: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Answer {
+        let was_live = |record: &Record| {
+            until.is_none_or(|until| (record.touched_us..record.expires_us).contains(&until.as_micros()))
         };
-        let record = self.record(id, now).filter(is_meant).cloned();
+        let record = self.record(id, now).filter(|record| !record.is_settled && was_live(record)).cloned();
         let Some(record) = record else {
             return Answer::UNKNOWN_HOLD;
         };

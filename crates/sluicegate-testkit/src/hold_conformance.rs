@@ -802,6 +802,25 @@ conformance_tests! { hold_conformance:
         }
     }
 
+    /// If a further tier denies the repetition of a hold, the hold is taken back, also after the clock was set back.
+    a_denied_repetition_takes_back_the_hold_after_the_clock_was_set_back(fixture) {
+        for limit in all_limits() {
+            // two counters of one key, which are on one server
+            let counter = fixture.new_counter();
+            let further = if limit.algorithm() == Algorithm::FixedWindow { concurrency(10) } else { Limit::fixed_window(10, DAY).expect("a valid limit") };
+            fixture.clock.advance(SECOND);
+            counter.on_hold("id", &limit, 4, HOLD).await;
+            counter.on_hold("other", &further, 10, HOLD).await;
+            fixture.reset_clock();
+            let tiers = [&limit, &further].map(|limit| (&*counter.key, terms(limit, 4)));
+            let denied = fixture.decide_held(&tiers, "id", HOLD).await;
+            assert_eq!(outcomes(&denied), [HoldOutcome::NotHeld; 2], "{limit:?}");
+            let settled = counter.on_hold("id", &limit, 0, SETTLE).await;
+            assert_eq!(settled.hold.outcome, HoldOutcome::Unknown, "{limit:?}");
+            assert_eq!((denied[0].available, counter.left(&limit).await), (10, 10), "{limit:?}");
+        }
+    }
+
     /// A counter has a bounded number of live holds. A further one is an error that changes nothing; the end of a hold allows another one.
     the_live_holds_of_a_counter_are_bounded(fixture) {
         let limit = concurrency(1_000_000);

@@ -369,7 +369,8 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     fn take_back_known(&mut self, tiers: &[HeldTier<'_>], hold: MadeHold<'_>) -> Vec<Option<Answer>> {
         let taken_back = tiers.iter().enumerate().map(|(index, tier)| {
             hold.known[index]?;
-            let answer = self.adjust_one(tier, HoldOperation::TakeBack { until: self.now }, index, hold.id);
+            let answer = self
+                .with_known(tier, hold.id, |state, holds, now| holds.take_back(state, hold.id, None, now));
             Some(Answer { hold: HoldAnswer::NONE, ..answer })
         });
         taken_back.collect()
@@ -418,41 +419,51 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     /// Settles, renews or takes back a hold of one tier, whose index is that in the check.
     fn adjust_one(
         &mut self,
-        (tier, location): &HeldTier<'_>,
+        tier: &HeldTier<'_>,
         operation: HoldOperation,
         index: usize,
         id: &[u8],
     ) -> Answer {
-        let now = self.now;
-        let Some(limit) = self.holds_of(tier, location).and_then(|holds| holds.limit_of(id, now)) else {
-            return Answer::UNKNOWN_HOLD;
-        };
-        let units = tier.terms.cost.units();
-        self.with_holds(Operation::Charge, tier, location, &limit, |state, holds| match operation {
+        let units = tier.0.terms.cost.units();
+        self.with_known(tier, id, |state, holds, now| match operation {
             HoldOperation::Settle { kept, max_excess } => {
                 let actual = (kept >> index & 1 == 0).then_some(units);
                 holds.settle(state, id, actual, max_excess, now)
             }
             HoldOperation::Renew { ttl } => holds.renew(state, id, ttl, now),
-            HoldOperation::TakeBack { until } => holds.take_back(state, id, until, now),
+            HoldOperation::TakeBack { until } => holds.take_back(state, id, Some(until), now),
             HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => {
                 unreachable!("a hold is decided, not adjusted")
             }
         })
     }
 
-    fn holds_of(&self, tier: &Tier, &(shard, _): &(usize, u64)) -> Option<&Holds> {
-        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
-        self.guards[held].holds(&tier.key, tier.terms.limit.algorithm())
+    /// Runs `act` on a counter under the limit of one of its holds, if that is known.
+    fn with_known(
+        &mut self,
+        (tier, location): &HeldTier<'_>,
+        id: &[u8],
+        act: impl Fn(&mut State, &mut Holds, Timestamp) -> Answer,
+    ) -> Answer {
+        let now = self.now;
+        let Some(limit) = self.holds_of(tier, location).and_then(|holds| holds.limit_of(id, now)) else {
+            return Answer::UNKNOWN_HOLD;
+        };
+        self.with_holds(Operation::Charge, tier, location, &limit, |state, holds| act(state, holds, now))
     }
 
-    /// Runs `act` on the counter of a tier, under the limit of its hold, and on its holds.
     fn with_holds<R>(
         &mut self,
         operation: Operation,
         tier: &Tier,
         location: &(usize, u64),
         limit: &Limit,
+    fn holds_of(&self, tier: &Tier, &(shard, _): &(usize, u64)) -> Option<&Holds> {
+        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
+        self.guards[held].holds(&tier.key, tier.terms.limit.algorithm())
+    }
+
+    /// Runs `act` on the counter of a tier, under the limit of its hold, and on its holds.
         act: impl FnMut(&mut State, &mut Holds) -> R,
     ) -> R {
         let (budget, now) = (self.budget, self.now);
