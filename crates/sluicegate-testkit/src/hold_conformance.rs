@@ -821,6 +821,23 @@ conformance_tests! { hold_conformance:
         }
     }
 
+    /// A shadow tier never denies, also if it has too many holds.
+    a_shadow_tier_with_too_many_holds_is_not_held(fixture) {
+        let limit = concurrency(1_000_000);
+        let counter = fixture.new_counter();
+        if !fill_with_holds(&counter, &limit).await {
+            return;
+        }
+        let other = concurrency(2);
+        let shadow = Terms { mode: Mode::Shadow, ..terms(&limit, 1) };
+        let tiers = [(&*counter.key, shadow), ("other", terms(&other, 1))];
+        let full = fixture.decide_held(&tiers, "further", HOLD).await;
+        assert_eq!(outcomes(&full), [HoldOutcome::NotHeld, HoldOutcome::Held]);
+        assert_eq!((full[0].charged, full[0].available), (0, 1_000_000 - MAX_LIVE_HOLDS as i64));
+        let again = fixture.decide_held(&tiers, "further", HOLD).await;
+        assert_eq!(outcomes(&again), [HoldOutcome::NotHeld, HoldOutcome::Repeated]);
+    }
+
     /// A counter has a bounded number of live holds. A further one is an error that changes nothing; the end of a hold allows another one.
     the_live_holds_of_a_counter_are_bounded(fixture) {
         let limit = concurrency(1_000_000);

@@ -12,7 +12,7 @@ use std::{
 use sluicegate_core::{
     Algorithm, Answer, HoldAnswer, HoldOutcome, Limit, Operation, State, Terms, Timestamp,
     hold::{Holds, NewHold},
-    step::granted,
+    step::{Mode, granted},
 };
 
 use super::{
@@ -316,10 +316,16 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         }
         let mut reserved = 0;
         if let Some(hold) = hold {
-            let is_full = tiers.iter().enumerate().map(|(index, (tier, location))| {
-                !is_known(index) && !self.reserve_hold(tier, location, hold.id, &mut reserved)
-            });
-            let is_full: Vec<bool> = is_full.collect();
+            let mut is_full = vec![false; tiers.len()];
+            for (index, (tier, location)) in tiers.iter().enumerate().filter(|(index, _)| !is_known(*index)) {
+                if self.reserve_hold(tier, location, hold.id, &mut reserved) {
+                    continue;
+                }
+                match tier.terms.mode {
+                    Mode::Enforced => is_full[index] = true,
+                    Mode::Shadow => passes[index] = 0, // it never denies
+                }
+            }
             if is_full.contains(&true) {
                 self.budget.release(reserved);
                 self.take_back_known(tiers, hold);

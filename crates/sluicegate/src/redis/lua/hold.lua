@@ -280,6 +280,9 @@ if has_holds then
       end
     end
     if is_full then
+        if full[tier] and flags % 2 >= SHADOW then
+          passes[tier], full[tier] = 0, false -- it never denies
+        end
       return reply_full(group, first, known, full)
     end
     for tier = 1, group.tiers do
