@@ -215,9 +215,21 @@ impl Index {
 
     /// Removes the first hold that has left.
     fn pop_left(&mut self, now: Timestamp) -> Option<Member> {
-        let first = self.entries.first().filter(|(leaves_us, _)| *leaves_us <= now.as_micros());
-        first?;
-        let (_, member) = self.entries.pop_first()?;
+        self.entries.first().filter(|(leaves_us, _)| *leaves_us <= now.as_micros())?;
+        let first = self.entries.pop_first();
+        self.popped(first)
+    }
+
+    /// Removes the last hold if it would leave later than any new one: it is from before the clock was set back.
+    fn pop_from_future(&mut self, now: Timestamp) -> Option<Member> {
+        let latest_us = now.plus(MAX_HOLD_TTL + HOLD_RETENTION).as_micros();
+        self.entries.last().filter(|(leaves_us, _)| *leaves_us > latest_us)?;
+        let last = self.entries.pop_last();
+        self.popped(last)
+    }
+
+    fn popped(&mut self, entry: Option<(u64, Member)>) -> Option<Member> {
+        let (_, member) = entry?;
         self.id_bytes -= member.len() - MEMBER_BYTES;
         Some(member)
     }
@@ -306,11 +318,14 @@ impl Holds {
         }
     }
 
-    /// Removes up to [`MAX_RELEASED`] holds that have left, and refunds those that are released. Returns how many were removed.
+    /// Removes up to [`MAX_RELEASED`] holds that have left, and refunds those that are released. Returns how many were removed. If none has
+    /// left, removes those from before the clock was set back.
     pub fn release_expired(&mut self, state: &mut State, limit: &Limit, now: Timestamp) -> u32 {
         let mut removed = 0;
+        let has_left = self.index.entries.first().is_some_and(|(leaves_us, _)| *leaves_us <= now.as_micros());
         while removed < MAX_RELEASED
-            && let Some(member) = self.index.pop_left(now)
+            && let Some(member) =
+                if has_left { self.index.pop_left(now) } else { self.index.pop_from_future(now) }
         {
             let (is_released, at_us, units) = units_of(&member);
             if is_released {

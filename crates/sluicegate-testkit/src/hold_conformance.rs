@@ -838,6 +838,18 @@ conformance_tests! { hold_conformance:
         assert_eq!(outcomes(&again), [HoldOutcome::NotHeld, HoldOutcome::Repeated]);
     }
 
+    /// A hold from before the clock was set back is released by the next check, if it would last longer than any new one.
+    a_clock_that_is_set_back_does_not_lock_out(fixture) {
+        let limit = concurrency(2);
+        let counter = fixture.new_counter();
+        fixture.clock.advance(365 * DAY);
+        counter.on_hold("a", &limit, 2, HOLD).await;
+        fixture.reset_clock();
+        fixture.clock.advance(2 * DAY);
+        let made = counter.on_hold("b", &limit, 2, HOLD).await;
+        assert_eq!(made.hold.outcome, HoldOutcome::Held);
+    }
+
     /// A counter has a bounded number of live holds. A further one is an error that changes nothing; the end of a hold allows another one.
     the_live_holds_of_a_counter_are_bounded(fixture) {
         let limit = concurrency(1_000_000);

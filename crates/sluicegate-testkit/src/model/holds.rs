@@ -12,7 +12,7 @@ use sluicegate::{
 };
 use sluicegate_core::{
     HoldAnswer, HoldOutcome, OnExpiry,
-    hold::{HOLD_RETENTION, MAX_RELEASED},
+    hold::{HOLD_RETENTION, MAX_HOLD_TTL, MAX_RELEASED},
     step::{Mode, Share},
 };
 
@@ -409,9 +409,16 @@ impl Model {
     fn release_expired(&mut self, tier: &Tier, now: u64) -> u32 {
         let counter = counter_of(tier);
         let Some(records) = self.holds.get_mut(&counter) else { return 0 };
-        let mut expired: Vec<&mut Record> =
-            records.iter_mut().filter(|record| record.is_open && record.leaves() <= now).collect();
+        let (expired, others): (Vec<_>, Vec<_>) =
+            records.iter_mut().filter(|record| record.is_open).partition(|record| record.leaves() <= now);
+        let latest = now + micros(MAX_HOLD_TTL + HOLD_RETENTION);
+        let from_future = others.into_iter().filter(|record| record.leaves() > latest);
+        let is_forward = !expired.is_empty();
+        let mut expired: Vec<&mut Record> = if is_forward { expired } else { from_future.collect() };
         expired.sort_by_key(|record| record.order());
+        if !is_forward {
+            expired.reverse();
+        }
         expired.truncate(MAX_RELEASED);
         let mut refunds = Vec::new();
         for record in &mut expired {

@@ -458,18 +458,18 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         self.with_holds(Operation::Charge, tier, location, &limit, |state, holds| act(state, holds, now))
     }
 
-    fn with_holds<R>(
-        &mut self,
-        operation: Operation,
-        tier: &Tier,
-        location: &(usize, u64),
-        limit: &Limit,
     fn holds_of(&self, tier: &Tier, &(shard, _): &(usize, u64)) -> Option<&Holds> {
         let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
         self.guards[held].holds(&tier.key, tier.terms.limit.algorithm())
     }
 
     /// Runs `act` on the counter of a tier, under the limit of its hold, and on its holds.
+    fn with_holds<R>(
+        &mut self,
+        operation: Operation,
+        tier: &Tier,
+        location: &(usize, u64),
+        limit: &Limit,
         act: impl FnMut(&mut State, &mut Holds) -> R,
     ) -> R {
         let (budget, now) = (self.budget, self.now);

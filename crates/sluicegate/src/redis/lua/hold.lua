@@ -146,6 +146,10 @@ if has_holds then
   local function release_expired(key, index, state, limit)
     local members = call('ZRANGEBYSCORE', KEYS[index], '0', string.format('%.0f', now), 'LIMIT', '0', MAX_RELEASED)
     if #members == 0 then
+      local latest = string.format('(%.0f', now + LONGEST)
+      members = call('ZREVRANGEBYSCORE', KEYS[index], '+inf', latest, 'LIMIT', '0', MAX_RELEASED)
+    end
+    if #members == 0 then
       return 0
     end
     call('ZREM', KEYS[index], unpack(members))
@@ -153,7 +157,7 @@ if has_holds then
     for _, member in ipairs(members) do
       if #member >= MEMBER_BYTES then
         local releases, at, units = unpack_from(MEMBER, member)
-        if releases == 1 then
+        if releases == 1 and are_stored(at, units, 0, 0, 0) then
           refund(key, state, limit, units, at)
         end
       end
@@ -276,13 +280,13 @@ if has_holds then
           granted = min(granted, passes[tier])
         end
         full[tier] = group.ids[first] ~= '' and call('ZCOUNT', KEYS[index], '0', '+inf') >= MAX_LIVE
+        if full[tier] and flags % 2 >= SHADOW then
+          passes[tier], full[tier] = 0, false -- it never denies
+        end
         is_full = is_full or full[tier]
       end
     end
     if is_full then
-        if full[tier] and flags % 2 >= SHADOW then
-          passes[tier], full[tier] = 0, false -- it never denies
-        end
       return reply_full(group, first, known, full)
     end
     for tier = 1, group.tiers do
