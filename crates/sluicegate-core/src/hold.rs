@@ -37,12 +37,22 @@ pub const MAX_LIVE_HOLDS: usize = 100_000;
 pub const MAX_RELEASED: usize = 16;
 
 const RETENTION_US: u64 = HOLD_RETENTION.as_secs() * 1_000_000;
+/// The places for records are reduced if there are more than this many for each record.
+const MAX_FREE: usize = 8;
 /// The most forgotten ids that one operation removes from memory.
 const MAX_FORGOTTEN: usize = 32;
-/// The estimated memory of a record without the two copies of its id.
-const RECORD_BYTES: usize = 360;
-/// The estimated memory of an entry of the index without its id.
-const ENTRY_BYTES: usize = 120;
+/// What the allocator adds to an allocation, on average.
+const ALLOCATION_BYTES: usize = 16;
+/// The memory of an entry of a set. The nodes of a tree are half full if entries are added in order.
+const ENTRY_BYTES: usize = 2 * size_of::<(u64, Member)>() + ALLOCATION_BYTES;
+/// The memory of a set with few entries: a node for 11.
+const NODE_BYTES: usize = 11 * size_of::<(u64, Member)>() + 2 * ALLOCATION_BYTES;
+/// The memory of a place for a record.
+const SLOT_BYTES: usize = size_of::<(Box<[u8]>, Box<Record>)>() + 1;
+/// The memory of a record, without the two copies of its id.
+const RECORD_BYTES: usize = size_of::<Record>() + 3 * ALLOCATION_BYTES;
+/// The fewest places for records.
+const MIN_SLOTS: usize = 4;
 
 /// What happens to the units of a hold that expires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -135,6 +145,8 @@ struct Record {
 type Member = Box<[u8]>;
 
 const MEMBER_BYTES: usize = 17;
+/// The memory of a member, without its id.
+const INDEXED_BYTES: usize = MEMBER_BYTES + ALLOCATION_BYTES;
 
 impl Record {
     fn member(&self, id: &[u8]) -> Member {
@@ -164,6 +176,21 @@ impl Record {
     }
 }
 
+/// Returns the memory of a table with room for so many records.
+const fn slot_bytes(capacity: usize) -> usize {
+    // at most seven of eight places are used
+    ALLOCATION_BYTES + capacity * 8 / 7 * SLOT_BYTES
+}
+
+/// Returns the memory of a set, without what its entries refer to.
+const fn set_bytes(entries: usize) -> usize {
+    match entries * ENTRY_BYTES {
+        0 => 0,
+        bytes if bytes < NODE_BYTES => NODE_BYTES,
+        bytes => bytes,
+    }
+}
+
 fn units_of(member: &Member) -> (bool, u64, u64) {
     let number =
         |from: usize| f64::from_le_bytes(*member[from..].first_chunk().expect("a member has 17 bytes"));
@@ -174,7 +201,8 @@ fn units_of(member: &Member) -> (bool, u64, u64) {
 #[derive(Clone, Debug, Default)]
 pub struct Holds {
     index: Index,
-    records: HashMap<Box<[u8]>, Record>,
+    /// Boxed, because up to half of the places are free.
+    records: HashMap<Box<[u8]>, Box<Record>>,
     /// The ids by the time until which they are known.
     known: BTreeSet<(u64, Box<[u8]>)>,
     id_bytes: usize,
@@ -197,7 +225,7 @@ impl Index {
     }
 
     fn bytes(&self) -> usize {
-        self.entries.len() * ENTRY_BYTES + self.id_bytes
+        set_bytes(self.len()) + self.len() * INDEXED_BYTES + self.id_bytes
     }
 
     fn insert(&mut self, record: &Record, id: &[u8]) {
@@ -264,12 +292,20 @@ impl Holds {
 
     /// Returns the estimated memory in bytes.
     pub fn bytes(&self) -> usize {
-        self.records.len() * RECORD_BYTES + 2 * self.id_bytes + self.index.bytes()
+        if self.is_empty() {
+            return 0;
+        }
+        let records = self.records.len() * RECORD_BYTES + 2 * self.id_bytes;
+        slot_bytes(self.records.capacity()) + set_bytes(self.known.len()) + records + self.index.bytes()
     }
 
-    /// Returns how many bytes a hold with this id adds.
-    pub fn growth_bytes(id: &[u8]) -> usize {
-        RECORD_BYTES + 2 * id.len() + ENTRY_BYTES + id.len()
+    /// Returns how many bytes a hold with this id may add to those of its counter.
+    pub fn growth_bytes(holds: Option<&Self>, id: &[u8]) -> usize {
+        let (records, places, indexed) = holds
+            .map_or((0, 0, 0), |holds| (holds.records.len(), holds.records.capacity(), holds.index.len()));
+        let sets = [records, indexed].map(|entries| set_bytes(entries + 1) - set_bytes(entries));
+        let slots = if records < places { 0 } else { slot_bytes(places.max(MIN_SLOTS)) };
+        RECORD_BYTES + INDEXED_BYTES + 3 * id.len() + sets[0] + sets[1] + slots
     }
 
     /// Returns the limit under which the hold with this id was made, if the id is known.
@@ -289,7 +325,11 @@ impl Holds {
     }
 
     fn record(&self, id: &[u8], now: Timestamp) -> Option<&Record> {
-        let record = self.records.get(id).filter(|record| record.known_until_us > now.as_micros())?;
+        let record = self
+            .records
+            .get(id)
+            .map(|record| &**record)
+            .filter(|record| record.known_until_us > now.as_micros())?;
         let is_valid = record.is_settled
             || (record.limit.releases_expired() && record.expires_us <= now.as_micros())
             || self.index.entries.contains(&(record.leaves_us(), record.member(id)));
@@ -474,10 +514,16 @@ impl Holds {
     }
 
     fn insert(&mut self, id: &[u8], record: Record) {
-        self.remove(id);
         self.known.insert((record.known_until_us, id.into()));
+        if let Some(place) = self.records.get_mut(id) {
+            if place.known_until_us != record.known_until_us {
+                self.known.remove(&(place.known_until_us, id.into()));
+            }
+            **place = record;
+            return;
+        }
         self.id_bytes += id.len();
-        self.records.insert(id.into(), record);
+        self.records.insert(id.into(), Box::new(record));
     }
 
     fn remove(&mut self, id: &[u8]) {
@@ -497,6 +543,9 @@ impl Holds {
             self.id_bytes -= id.len();
             self.records.remove(&id);
             forgotten += 1;
+        }
+        if self.records.capacity() > MAX_FREE * self.records.len().max(MIN_SLOTS) {
+            self.records.shrink_to(2 * self.records.len());
         }
         forgotten
     }

@@ -20,7 +20,7 @@ use super::{
     budget::Budget,
     hashing::Hashing,
     overflow::{MIN_OVERFLOW, OVERFLOW_BYTES},
-    shard::{Lookup, Room, Shard},
+    shard::{Lookup, Room, Shard, held_counter_bytes},
 };
 use crate::{
     check::{Check, HoldCall, HoldOperation, Tier},
@@ -400,12 +400,15 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         id: &[u8],
         reserved: &mut usize,
     ) -> bool {
-        if self.holds_of(tier, location).is_some_and(Holds::is_full) {
+        let holds = self.holds_of(tier, location);
+        if holds.is_some_and(Holds::is_full) {
             return false;
         }
+        let hold =
+            Holds::growth_bytes(holds, id) + if holds.is_none() { held_counter_bytes(&tier.key) } else { 0 };
         let (shard, lookup) = self.lookup(Operation::Peek, tier, location, &tier.terms.limit, Room::Own);
         let Some(counter) = shard.growth_bytes(&lookup) else { return false };
-        let bytes = counter + Holds::growth_bytes(id);
+        let bytes = counter + hold;
         let has_room = self.budget.reserve(bytes);
         *reserved += if has_room { bytes } else { 0 };
         has_room
