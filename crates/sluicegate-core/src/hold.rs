@@ -36,12 +36,22 @@ pub const MAX_LIVE_HOLDS: usize = 100_000;
 pub const MAX_RELEASED: usize = 16;
 
 const RETENTION_US: u64 = HOLD_RETENTION.as_secs() * 1_000_000;
+/// The table of records shrinks when it has more than this many places for each record.
+const MAX_FREE: usize = 8;
 /// The most ids that one operation forgets.
 const MAX_FORGOTTEN: usize = 32;
-/// The estimated memory of a record without the two copies of its id.
-const RECORD_BYTES: usize = 360;
-/// The estimated memory of an entry of the index without its id.
-const ENTRY_BYTES: usize = 120;
+/// What the allocator adds to an allocation, on average.
+const ALLOCATION_BYTES: usize = 16;
+/// The memory of an entry of a set. The nodes of a tree are half full if entries are added in order.
+const ENTRY_BYTES: usize = 2 * size_of::<(u64, Member)>() + ALLOCATION_BYTES;
+/// The memory of a set with few entries: a node for 11.
+const NODE_BYTES: usize = 11 * size_of::<(u64, Member)>() + 2 * ALLOCATION_BYTES;
+/// The memory of a place for a record.
+const SLOT_BYTES: usize = size_of::<(Box<[u8]>, Box<Record>)>() + 1;
+/// The memory of a record, without the two copies of its id.
+const RECORD_BYTES: usize = size_of::<Record>() + 3 * ALLOCATION_BYTES;
+/// The fewest places for records.
+const MIN_SLOTS: usize = 4;
 
 /// What happens to the units of a hold that expires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -134,6 +144,8 @@ struct Record {
 type Member = Box<[u8]>;
 
 const MEMBER_BYTES: usize = 17;
+/// The memory of a member, without its id.
+const INDEXED_BYTES: usize = MEMBER_BYTES + ALLOCATION_BYTES;
 
 impl Record {
     fn member(&self, id: &[u8]) -> Member {
@@ -163,6 +175,21 @@ impl Record {
     }
 }
 
+/// Returns the memory of a table with room for so many records.
+const fn slot_bytes(capacity: usize) -> usize {
+    // at most seven of eight places are used
+    ALLOCATION_BYTES + capacity * 8 / 7 * SLOT_BYTES
+}
+
+/// Returns the memory of a set, without what its entries refer to.
+const fn set_bytes(entries: usize) -> usize {
+    match entries * ENTRY_BYTES {
+        0 => 0,
+        bytes if bytes < NODE_BYTES => NODE_BYTES,
+        bytes => bytes,
+    }
+}
+
 fn units_of(member: &Member) -> (bool, u64, u64) {
     let number =
         |from: usize| f64::from_le_bytes(*member[from..].first_chunk().expect("a member has 17 bytes"));
@@ -173,7 +200,8 @@ fn units_of(member: &Member) -> (bool, u64, u64) {
 #[derive(Clone, Debug, Default)]
 pub struct Holds {
     index: Index,
-    records: HashMap<Box<[u8]>, Record>,
+    /// Boxed, because up to half of the places are free.
+    records: HashMap<Box<[u8]>, Box<Record>>,
     /// The ids, ordered by the time until which they are kept.
     known: BTreeSet<(u64, Box<[u8]>)>,
     id_bytes: usize,
@@ -196,7 +224,7 @@ impl Index {
     }
 
     fn bytes(&self) -> usize {
-        self.entries.len() * ENTRY_BYTES + self.id_bytes
+        set_bytes(self.len()) + self.len() * INDEXED_BYTES + self.id_bytes
     }
 
     fn insert(&mut self, record: &Record, id: &[u8]) {
@@ -214,9 +242,21 @@ impl Index {
 
     /// Removes and returns the first hold whose time of removal has passed.
     fn pop_left(&mut self, now: Timestamp) -> Option<Member> {
-        let first = self.entries.first().filter(|(leaves_us, _)| *leaves_us <= now.as_micros());
-        first?;
-        let (_, member) = self.entries.pop_first()?;
+        self.entries.first().filter(|(leaves_us, _)| *leaves_us <= now.as_micros())?;
+        let first = self.entries.pop_first();
+        self.popped(first)
+    }
+
+    /// Removes the last hold if it would leave later than any new one: it is from before the clock was set back.
+    fn pop_from_future(&mut self, now: Timestamp) -> Option<Member> {
+        let latest_us = now.plus(MAX_HOLD_TTL + HOLD_RETENTION).as_micros();
+        self.entries.last().filter(|(leaves_us, _)| *leaves_us > latest_us)?;
+        let last = self.entries.pop_last();
+        self.popped(last)
+    }
+
+    fn popped(&mut self, entry: Option<(u64, Member)>) -> Option<Member> {
+        let (_, member) = entry?;
         self.id_bytes -= member.len() - MEMBER_BYTES;
         Some(member)
     }
@@ -251,12 +291,20 @@ impl Holds {
 
     /// Returns the estimated memory in bytes.
     pub fn bytes(&self) -> usize {
-        self.records.len() * RECORD_BYTES + 2 * self.id_bytes + self.index.bytes()
+        if self.is_empty() {
+            return 0;
+        }
+        let records = self.records.len() * RECORD_BYTES + 2 * self.id_bytes;
+        slot_bytes(self.records.capacity()) + set_bytes(self.known.len()) + records + self.index.bytes()
     }
 
-    /// Returns how many bytes a hold with this id adds.
-    pub fn growth_bytes(id: &[u8]) -> usize {
-        RECORD_BYTES + 2 * id.len() + ENTRY_BYTES + id.len()
+    /// Returns how many bytes a hold with this id may add to those of its counter.
+    pub fn growth_bytes(holds: Option<&Self>, id: &[u8]) -> usize {
+        let (records, places, indexed) = holds
+            .map_or((0, 0, 0), |holds| (holds.records.len(), holds.records.capacity(), holds.index.len()));
+        let sets = [records, indexed].map(|entries| set_bytes(entries + 1) - set_bytes(entries));
+        let slots = if records < places { 0 } else { slot_bytes(places.max(MIN_SLOTS)) };
+        RECORD_BYTES + INDEXED_BYTES + 3 * id.len() + sets[0] + sets[1] + slots
     }
 
     /// Returns the limit under which the hold with this id was made, if the id is known.
@@ -276,7 +324,11 @@ impl Holds {
     }
 
     fn record(&self, id: &[u8], now: Timestamp) -> Option<&Record> {
-        let record = self.records.get(id).filter(|record| record.known_until_us > now.as_micros())?;
+        let record = self
+            .records
+            .get(id)
+            .map(|record| &**record)
+            .filter(|record| record.known_until_us > now.as_micros())?;
         let is_valid = record.is_settled
             || (record.limit.releases_expired() && record.expires_us <= now.as_micros())
             || self.index.entries.contains(&(record.leaves_us(), record.member(id)));
@@ -305,11 +357,14 @@ impl Holds {
         }
     }
 
-    /// Removes up to [`MAX_RELEASED`] holds that have left, and refunds those that are released. Returns how many were removed.
+    /// Removes up to [`MAX_RELEASED`] holds that have left, and refunds those that are released. Returns how many were removed. If none has
+    /// left, removes those from before the clock was set back.
     pub fn release_expired(&mut self, state: &mut State, limit: &Limit, now: Timestamp) -> u32 {
         let mut removed = 0;
+        let has_left = self.index.entries.first().is_some_and(|(leaves_us, _)| *leaves_us <= now.as_micros());
         while removed < MAX_RELEASED
-            && let Some(member) = self.index.pop_left(now)
+            && let Some(member) =
+                if has_left { self.index.pop_left(now) } else { self.index.pop_from_future(now) }
         {
             let (is_released, at_us, units) = units_of(&member);
             if is_released {
@@ -377,12 +432,12 @@ impl Holds {
                 state.refund(&limit, now, units, None);
             }
         } else if was_charged && actual < units {
-            state.refund(&limit, now, units - actual, Some(at));
+            state.refund(&state.correction_limit(&limit, now), now, units - actual, Some(at));
         } else {
             let excess = if was_charged { actual - units } else { actual };
             // a charge of nothing would convert what counts to the window of the hold
             if excess > 0 {
-                state.charge(&limit, now, excess);
+                state.charge(&state.correction_limit(&limit, now), now, excess);
             }
         }
         self.update(state);
@@ -419,17 +474,24 @@ impl Holds {
     }
 
     /// Reverts a hold as if it had not been made, for a hold over several servers of which another one denied at `until`, if it was live then
-    /// and not repeated since.
-    pub fn take_back(&mut self, state: &mut State, id: &[u8], until: Timestamp, now: Timestamp) -> Answer {
-        let is_meant = |record: &&Record| {
-            !record.is_settled && (record.touched_us..record.expires_us).contains(&until.as_micros())
+    /// and not repeated since. Without a time, reverts any hold that was not settled.
+    pub fn take_back(
+        &mut self,
+        state: &mut State,
+        id: &[u8],
+        until: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Answer {
+        let was_live = |record: &Record| {
+            until.is_none_or(|until| (record.touched_us..record.expires_us).contains(&until.as_micros()))
         };
-        let record = self.record(id, now).filter(is_meant).cloned();
+        let record = self.record(id, now).filter(|record| !record.is_settled && was_live(record)).cloned();
         let Some(record) = record else {
             return Answer::UNKNOWN_HOLD;
         };
         if self.index.remove(&record, id) {
-            state.refund(&record.limit, now, record.units, Some(Timestamp::from_micros(record.at_us)));
+            let limit = state.correction_limit(&record.limit, now);
+            state.refund(&limit, now, record.units, Some(Timestamp::from_micros(record.at_us)));
         }
         self.remove(id);
         self.update(state);
@@ -451,10 +513,16 @@ impl Holds {
     }
 
     fn insert(&mut self, id: &[u8], record: Record) {
-        self.remove(id);
         self.known.insert((record.known_until_us, id.into()));
+        if let Some(place) = self.records.get_mut(id) {
+            if place.known_until_us != record.known_until_us {
+                self.known.remove(&(place.known_until_us, id.into()));
+            }
+            **place = record;
+            return;
+        }
         self.id_bytes += id.len();
-        self.records.insert(id.into(), record);
+        self.records.insert(id.into(), Box::new(record));
     }
 
     fn remove(&mut self, id: &[u8]) {
@@ -474,6 +542,9 @@ impl Holds {
             self.id_bytes -= id.len();
             self.records.remove(&id);
             forgotten += 1;
+        }
+        if self.records.capacity() > MAX_FREE * self.records.len().max(MIN_SLOTS) {
+            self.records.shrink_to(2 * self.records.len());
         }
         forgotten
     }

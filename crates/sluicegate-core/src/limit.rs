@@ -451,6 +451,16 @@ impl Limit {
         Ok(self)
     }
 
+    /// Returns the same limit with the window of a state.
+    pub(crate) const fn with_window_of_state(self, window_us: u64, phase_us: u64) -> Self {
+        Self { window_us, phase_us, calendar: None, ..self }
+    }
+
+    /// Returns the same limit with the rate of a state.
+    pub(crate) const fn with_rate_of_state(self, rate: Rate) -> Self {
+        Self { rate, ..self }
+    }
+
     /// Returns the same limit without a lease.
     #[must_use]
     pub const fn without_lease(mut self) -> Self {

@@ -785,6 +785,71 @@ conformance_tests! { hold_conformance:
         }
     }
 
+    /// A settlement after the limit has changed keeps what was charged under the new limit.
+    a_settlement_keeps_the_usage_of_a_changed_limit(fixture) {
+        let slow = limits(10, DAY);
+        for (old, new) in limits(10, SECOND).into_iter().zip(slow) {
+            for actual in [0, 1, 2] {
+                let counter = fixture.new_counter();
+                let hold = HoldOperation::Hold { ttl: 10 * MINUTE };
+                assert_eq!(counter.on_hold("id", &old, 1, hold).await.hold.outcome, HoldOutcome::Held);
+                assert!(counter.check(&new, 9).await.passes);
+                fixture.clock.advance(2 * MINUTE);
+                counter.on_hold("id", &old, actual, SETTLE).await;
+                let left = counter.left(&new).await;
+                assert!(left <= 1, "{old:?} actual {actual}: {left}");
+            }
+        }
+    }
+
+    /// If a further tier denies the repetition of a hold, the hold is taken back, also after the clock was set back.
+    a_denied_repetition_takes_back_the_hold_after_the_clock_was_set_back(fixture) {
+        for limit in all_limits() {
+            // two counters of one key, which are on one server
+            let counter = fixture.new_counter();
+            let further = if limit.algorithm() == Algorithm::FixedWindow { concurrency(10) } else { Limit::fixed_window(10, DAY).expect("a valid limit") };
+            fixture.clock.advance(SECOND);
+            counter.on_hold("id", &limit, 4, HOLD).await;
+            counter.on_hold("other", &further, 10, HOLD).await;
+            fixture.reset_clock();
+            let tiers = [&limit, &further].map(|limit| (&*counter.key, terms(limit, 4)));
+            let denied = fixture.decide_held(&tiers, "id", HOLD).await;
+            assert_eq!(outcomes(&denied), [HoldOutcome::NotHeld; 2], "{limit:?}");
+            let settled = counter.on_hold("id", &limit, 0, SETTLE).await;
+            assert_eq!(settled.hold.outcome, HoldOutcome::Unknown, "{limit:?}");
+            assert_eq!((denied[0].available, counter.left(&limit).await), (10, 10), "{limit:?}");
+        }
+    }
+
+    /// A shadow tier never denies, also if it has too many holds.
+    a_shadow_tier_with_too_many_holds_is_not_held(fixture) {
+        let limit = concurrency(1_000_000);
+        let counter = fixture.new_counter();
+        if !fill_with_holds(&counter, &limit).await {
+            return;
+        }
+        let other = concurrency(2);
+        let shadow = Terms { mode: Mode::Shadow, ..terms(&limit, 1) };
+        let tiers = [(&*counter.key, shadow), ("other", terms(&other, 1))];
+        let full = fixture.decide_held(&tiers, "further", HOLD).await;
+        assert_eq!(outcomes(&full), [HoldOutcome::NotHeld, HoldOutcome::Held]);
+        assert_eq!((full[0].charged, full[0].available), (0, 1_000_000 - MAX_LIVE_HOLDS as i64));
+        let again = fixture.decide_held(&tiers, "further", HOLD).await;
+        assert_eq!(outcomes(&again), [HoldOutcome::NotHeld, HoldOutcome::Repeated]);
+    }
+
+    /// A hold from before the clock was set back is released by the next check, if it would last longer than any new one.
+    a_clock_that_is_set_back_does_not_lock_out(fixture) {
+        let limit = concurrency(2);
+        let counter = fixture.new_counter();
+        fixture.clock.advance(365 * DAY);
+        counter.on_hold("a", &limit, 2, HOLD).await;
+        fixture.reset_clock();
+        fixture.clock.advance(2 * DAY);
+        let made = counter.on_hold("b", &limit, 2, HOLD).await;
+        assert_eq!(made.hold.outcome, HoldOutcome::Held);
+    }
+
     /// A counter has a bounded number of live holds. A further one is an error that changes nothing; the end of a hold allows another one.
     the_live_holds_of_a_counter_are_bounded(fixture) {
         let limit = concurrency(1_000_000);

@@ -259,7 +259,7 @@ impl Model {
             && units > 0
         {
             match limit.algorithm() {
-                Algorithm::TokenBucket => counter.refund_level(limit, now, units, at),
+                Algorithm::TokenBucket => counter.refund_level(limit, limit, now, units, at),
                 _ => counter.refund_charges(limit, now, units, at),
             }
         }
@@ -370,12 +370,13 @@ impl Counter {
         self.charges.retain(|(_, units)| *units > 0);
     }
 
-    fn refund_level(&mut self, limit: &Limit, now: u64, units: u64, at: Option<u64>) {
+    /// Refunds a charge under `limit`, while the level drains at `rate`.
+    fn refund_level(&mut self, limit: &Limit, rate: &Limit, now: u64, units: u64, at: Option<u64>) {
         let last = now.max(self.last);
         if at.is_some_and(|at| at > last || last - at >= limit.window_us()) {
             return;
         }
-        let level = self.level_at(limit, last);
+        let level = self.level_at(rate, last);
         // The rest of a single charge has drained since it was made.
         let drained = at.map_or(0, |at| u128::from(last - at) * level.units);
         let back = (u128::from(units) * level.under).saturating_sub(drained);

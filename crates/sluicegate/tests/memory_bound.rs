@@ -7,7 +7,7 @@ use std::{fs, time::Duration};
 use sluicegate::{
     Cost, Limit, ManualClock, MemoryStore, Timestamp,
     limiter::Operation,
-    store::{Key, Terms},
+    store::{Check, HoldId, HoldOperation, Key, Terms, Tier},
 };
 
 const MIB: usize = 1 << 20;
@@ -55,5 +55,40 @@ fn a_million_keys_stay_within_the_configured_memory_under_eviction() {
             // the allocator keeps some freed memory
             assert_within(max + max / 4, "logs replace the keys");
         }
+    }
+}
+
+/// A hold of one unit that lasts a minute.
+fn hold(store: &MemoryStore, counter: &str, id: u64, limit: Limit) {
+    let tier = Tier { key: Key::without_rule(counter).unwrap(), terms: Terms::new(limit, Cost::ONE) };
+    let check = Check::new(Operation::Check, vec![tier]).unwrap();
+    let ttl = Duration::from_secs(60);
+    let id = HoldId::new(format!("request-{id:08}")).unwrap();
+    store.decide_all(&[check.with_hold(id, HoldOperation::Hold { ttl })]);
+}
+
+#[test]
+fn holds_of_many_counters_and_of_few_stay_within_the_configured_memory() {
+    let max = 48 * MIB;
+    let before = resident_bytes();
+    let limit = Limit::concurrency(1_000_000).unwrap();
+    // few counters in turn, whose earlier holds are forgotten, and then many
+    for (holds_of_one, holds, expected) in [(6_000, 150_000, 1), (1, 150_000, 20_000)] {
+        let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+        let store = MemoryStore::new().with_max_memory(max).unwrap().with_clock(clock.clone());
+        for id in 0..holds {
+            let counter = format!("some-user-{}@example.org", id / holds_of_one);
+            hold(&store, &counter, id, limit);
+            if holds_of_one > 1 && id % holds_of_one == holds_of_one - 1 {
+                clock.advance(Duration::from_secs(121));
+                hold(&store, &counter, holds + id, limit);
+            }
+            if id % 10_000 == 0 {
+                let grown = resident_bytes().saturating_sub(before);
+                assert!(store.memory_bytes() <= max);
+                assert!(grown <= max + 2 * MIB, "{} KiB for {} counters", grown / 1024, store.len());
+            }
+        }
+        assert!(store.len() >= expected, "{} counters", store.len());
     }
 }

@@ -65,6 +65,10 @@ impl Counter for State {
         self.live < view.live
     }
 
+    fn own_limit(&self, limit: &Limit) -> Limit {
+        *limit
+    }
+
     fn expires_at_us(&self) -> u64 {
         self.last_expiry_us
     }

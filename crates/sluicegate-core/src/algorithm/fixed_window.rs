@@ -93,6 +93,13 @@ impl Counter for State {
         refunded > 0
     }
 
+    fn own_limit(&self, limit: &Limit) -> Limit {
+        if self.window_us == 0 || self.window_us == limit.window_us() {
+            return *limit;
+        }
+        limit.with_window_of_state(self.window_us, self.end_us % self.window_us)
+    }
+
     fn expires_at_us(&self) -> u64 {
         // under another limit, the units may count beyond the end of their own window
         self.last_us + self.window_us

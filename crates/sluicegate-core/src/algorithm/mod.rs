@@ -264,6 +264,8 @@ pub trait Counter: Default {
     fn reset(&self, view: &Self::View) -> Reset;
     /// Refunds up to `units`, and returns whether the state changed. The view is stale afterwards.
     fn refund(&mut self, view: &Self::View, limit: &Limit, units: u64, at: Option<u64>) -> bool;
+    /// Returns the limit with the window or rate under which the state was last charged.
+    fn own_limit(&self, limit: &Limit) -> Limit;
     /// Returns when this state equals a fresh one under every limit.
     fn expires_at_us(&self) -> u64;
     /// Returns what counts, for display.
@@ -340,6 +342,13 @@ impl State {
     pub fn refund(&mut self, limit: &Limit, now: Timestamp, units: u64, at: Option<Timestamp>) -> bool {
         let at = at.map(Timestamp::as_micros);
         with_counter!(self, counter => counter.refund(&counter.view(limit, now.as_micros()), limit, units, at))
+    }
+
+    /// Returns the limit under which units that were charged under `limit` are corrected: if other units count, with the window or rate
+    /// under which they were charged, so that the correction does not convert them.
+    pub(crate) fn correction_limit(&self, limit: &Limit, now: Timestamp) -> Limit {
+        let own = with_counter!(self, counter => counter.own_limit(limit));
+        if own != *limit && self.used(&own, now) > 0 { own } else { *limit }
     }
 
     /// Returns when this state equals a fresh one under every limit.

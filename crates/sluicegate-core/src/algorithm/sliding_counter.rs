@@ -145,6 +145,13 @@ impl Counter for State {
         from_current + from_previous > 0
     }
 
+    fn own_limit(&self, limit: &Limit) -> Limit {
+        if self.window_us == 0 || self.window_us == limit.window_us() {
+            return *limit;
+        }
+        limit.with_window_of_state(self.window_us, 0)
+    }
+
     fn expires_at_us(&self) -> u64 {
         self.start_us + 2 * self.window_us
     }

@@ -133,6 +133,13 @@ impl Counter for State {
         }
     }
 
+    fn own_limit(&self, limit: &Limit) -> Limit {
+        if self.window_us == 0 || self.window_us == limit.window_us() {
+            return *limit;
+        }
+        limit.with_window_of_state(self.window_us, 0)
+    }
+
     fn expires_at_us(&self) -> u64 {
         self.last_us() + self.window_us
     }

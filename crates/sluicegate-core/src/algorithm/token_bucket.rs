@@ -178,6 +178,10 @@ impl Counter for State {
         true
     }
 
+    fn own_limit(&self, limit: &Limit) -> Limit {
+        limit.with_rate_of_state(self.level.rate)
+    }
+
     fn expires_at_us(&self) -> u64 {
         self.last_us.saturating_add(self.level.drain_time().0)
     }

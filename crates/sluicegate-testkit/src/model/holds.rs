@@ -12,7 +12,7 @@ use sluicegate::{
 };
 use sluicegate_core::{
     HoldAnswer, HoldOutcome, OnExpiry,
-    hold::{HOLD_RETENTION, MAX_RELEASED},
+    hold::{HOLD_RETENTION, MAX_HOLD_TTL, MAX_RELEASED},
     step::{Mode, Share},
 };
 
@@ -351,12 +351,13 @@ impl Model {
         record.charged = actual;
         record.known_until = now + micros(HOLD_RETENTION);
         *self.record_mut(tier, &record) = record.clone();
+        let own = self.limit_that_counts(&counter, &limit, now);
         if !was_open {
-            self.charge(&counter, &limit, now, actual);
+            self.charge(&counter, &own, now, actual);
         } else if actual < units {
-            self.refund(&counter, &limit, now, units - actual, Some(record.made));
+            self.refund_held(&counter, &record, now, units - actual);
         } else {
-            self.charge(&counter, &limit, now, actual - units);
+            self.charge(&counter, &own, now, actual - units);
         }
         (self.share_of(tier, &record, now), record.answer(found))
     }
@@ -366,18 +367,58 @@ impl Model {
         let counter = counter_of(tier);
         self.holds.get_mut(&counter).expect("it has the hold").retain(|other| !other.is_same(record));
         if record.is_open {
-            self.refund(&counter, &record.limit, now, record.units, Some(record.made));
+            self.refund_held(&counter, record, now, record.units);
         }
         self.share_of(tier, record, now)
+    }
+
+    fn refund_held(&mut self, counter: &CounterId, record: &Record, now: u64, units: u64) {
+        let own = self.limit_that_counts(counter, &record.limit, now);
+        if own.algorithm() != Algorithm::TokenBucket {
+            self.refund(counter, &own, now, units, Some(record.made));
+        } else if units > 0 && self.used(counter, &own, now) > 0 {
+            let bucket = self.counters.get_mut(counter).expect("it has units");
+            bucket.refund_level(&record.limit, &own, now, units, Some(record.made));
+        }
+    }
+
+    /// Returns the limit under which the units of a hold are corrected: with the window or rate under which a counter that has units was last
+    /// charged.
+    fn limit_that_counts(&self, counter: &CounterId, limit: &Limit, now: u64) -> Limit {
+        let Some(found) = self.counters.get(counter) else { return *limit };
+        let (algorithm, window) = (limit.algorithm(), Duration::from_micros(found.limit.window_us()));
+        let own = match algorithm {
+            Algorithm::Concurrency => return *limit,
+            Algorithm::TokenBucket => {
+                let (units, under) = (found.level.units, found.level.under);
+                let times = 1_000_u128.div_ceil(under);
+                let [amount, micros] =
+                    [units, under].map(|number| u64::try_from(number * times).expect("within the range"));
+                Limit::new(algorithm, amount, Duration::from_micros(micros))
+            }
+            _ if found.limit.window_us() == limit.window_us() => return *limit,
+            Algorithm::FixedWindow => Limit::new(algorithm, limit.amount(), window)
+                .and_then(|own| own.with_phase(Duration::from_micros(found.ends % found.limit.window_us()))),
+            _ => Limit::new(algorithm, limit.amount(), window),
+        };
+        let own = own.expect("the numbers of a valid limit");
+        if self.used(counter, &own, now) > 0 { own } else { *limit }
     }
 
     /// Refunds the holds of a counter that have expired, a few at a time.
     fn release_expired(&mut self, tier: &Tier, now: u64) -> u32 {
         let counter = counter_of(tier);
         let Some(records) = self.holds.get_mut(&counter) else { return 0 };
-        let mut expired: Vec<&mut Record> =
-            records.iter_mut().filter(|record| record.is_open && record.leaves() <= now).collect();
+        let (expired, others): (Vec<_>, Vec<_>) =
+            records.iter_mut().filter(|record| record.is_open).partition(|record| record.leaves() <= now);
+        let latest = now + micros(MAX_HOLD_TTL + HOLD_RETENTION);
+        let from_future = others.into_iter().filter(|record| record.leaves() > latest);
+        let is_forward = !expired.is_empty();
+        let mut expired: Vec<&mut Record> = if is_forward { expired } else { from_future.collect() };
         expired.sort_by_key(|record| record.order());
+        if !is_forward {
+            expired.reverse();
+        }
         expired.truncate(MAX_RELEASED);
         let mut refunds = Vec::new();
         for record in &mut expired {

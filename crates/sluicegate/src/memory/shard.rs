@@ -12,7 +12,7 @@ use sluicegate_core::{
 };
 
 use super::{
-    budget::Budget,
+    budget::{Budget, allocated},
     entry::{Entry, Log},
     hashing::Hashing,
     index::{Index, MAX_IDS},
@@ -188,10 +188,14 @@ impl Shard {
             });
         }
         // nothing counts that could be refunded
-        let holds = self.holds.get_mut(&(lookup.key.clone(), algorithm)).expect("it has holds");
-        let before = holds.bytes();
+        let key = (lookup.key.clone(), algorithm);
+        let holds = self.holds.get_mut(&key).expect("it has holds");
+        let before = holds_bytes(&key.0, holds);
         let released = holds.release_expired(&mut State::fresh(algorithm), lookup.limit, now);
-        budget.replace(before, holds.bytes());
+        budget.replace(before, holds_bytes(&key.0, holds));
+        if holds.is_empty() {
+            self.holds.remove(&key);
+        }
         released
     }
 
@@ -210,9 +214,9 @@ impl Shard {
     ) -> R {
         let key = (lookup.key.clone(), lookup.limit.algorithm());
         let mut holds = self.holds.remove(&key).unwrap_or_default();
-        let before = holds.bytes();
+        let before = holds_bytes(lookup.key, &holds);
         let result = self.with(lookup, budget, now, &mut |state| act(state, &mut holds));
-        budget.replace(before, holds.bytes());
+        budget.replace(before, holds_bytes(lookup.key, &holds));
         if !key.1.properties().has_window
             && !holds.has_live()
             && let Some(id) = self.find(lookup.key, lookup.hash, key.1)
@@ -245,10 +249,14 @@ impl Shard {
         algorithm: Algorithm,
         budget: &Budget,
     ) -> bool {
-        if let Some(holds) = self.holds.get_mut(&(key.clone(), algorithm)) {
-            let before = holds.bytes();
+        let held = (key.clone(), algorithm);
+        if let Some(holds) = self.holds.get_mut(&held) {
+            let before = holds_bytes(key, holds);
             holds.reset();
-            budget.replace(before, holds.bytes());
+            budget.replace(before, holds_bytes(key, holds));
+            if holds.is_empty() {
+                self.holds.remove(&held);
+            }
         }
         let found = self.find(key, hash, algorithm);
         if let Some(id) = found {
@@ -388,12 +396,15 @@ impl Shard {
         }
         let mut all_holds = std::mem::take(&mut self.holds);
         all_holds.retain(|(key, algorithm), holds| {
-            let before = holds.bytes();
+            let before = holds_bytes(key, holds);
             let has_counter = self.find(key, self.hashing.of_key(key, *algorithm), *algorithm).is_some();
             holds.remove_expired(has_counter, Timestamp::from_micros(since_us));
-            budget.replace(before, holds.bytes());
+            budget.replace(before, holds_bytes(key, holds));
             !holds.is_empty()
         });
+        if all_holds.capacity() > 2 * all_holds.len().max(CHUNK) {
+            all_holds.shrink_to_fit();
+        }
         self.holds = all_holds;
         if self.entries.slots() > (2 * self.entries.len()).next_multiple_of(CHUNK) {
             self.compact();
@@ -417,6 +428,17 @@ impl Shard {
         budget.replace(self.accounted_bytes, bytes);
         self.accounted_bytes = bytes;
     }
+}
+
+/// Returns the memory of a counter's holds.
+fn holds_bytes(key: &Key, holds: &Holds) -> usize {
+    if holds.is_empty() { 0 } else { holds.bytes() + held_counter_bytes(key) }
+}
+
+/// Returns the memory of a counter that has holds, besides the counter and its holds: its key and its place in the table, up to half of which
+/// is free.
+pub(super) fn held_counter_bytes(key: &Key) -> usize {
+    2 * size_of::<((Key, Algorithm), Holds)>() + key.heap_bytes().map_or(0, allocated)
 }
 
 fn hash_of(entry: &Entry, classes: &LimitClasses, hashing: &Hashing) -> u64 {

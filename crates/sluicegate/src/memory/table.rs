@@ -12,7 +12,7 @@ use std::{
 use sluicegate_core::{
     Algorithm, Answer, HoldAnswer, HoldOutcome, Limit, Operation, State, Terms, Timestamp,
     hold::{Holds, NewHold},
-    step::granted,
+    step::{Mode, granted},
 };
 
 use super::{
@@ -20,7 +20,7 @@ use super::{
     budget::Budget,
     hashing::Hashing,
     overflow::{MIN_OVERFLOW, OVERFLOW_BYTES},
-    shard::{Lookup, Room, Shard},
+    shard::{Lookup, Room, Shard, held_counter_bytes},
 };
 use crate::{
     check::{Check, HoldCall, HoldOperation, Tier},
@@ -316,10 +316,16 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         }
         let mut reserved = 0;
         if let Some(hold) = hold {
-            let is_full = tiers.iter().enumerate().map(|(index, (tier, location))| {
-                !is_known(index) && !self.reserve_hold(tier, location, hold.id, &mut reserved)
-            });
-            let is_full: Vec<bool> = is_full.collect();
+            let mut is_full = vec![false; tiers.len()];
+            for (index, (tier, location)) in tiers.iter().enumerate().filter(|(index, _)| !is_known(*index)) {
+                if self.reserve_hold(tier, location, hold.id, &mut reserved) {
+                    continue;
+                }
+                match tier.terms.mode {
+                    Mode::Enforced => is_full[index] = true,
+                    Mode::Shadow => passes[index] = 0, // it never denies
+                }
+            }
             if is_full.contains(&true) {
                 self.budget.release(reserved);
                 self.take_back_known(tiers, hold);
@@ -369,7 +375,8 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     fn take_back_known(&mut self, tiers: &[HeldTier<'_>], hold: MadeHold<'_>) -> Vec<Option<Answer>> {
         let taken_back = tiers.iter().enumerate().map(|(index, tier)| {
             hold.known[index]?;
-            let answer = self.adjust_one(tier, HoldOperation::TakeBack { until: self.now }, index, hold.id);
+            let answer = self
+                .with_known(tier, hold.id, |state, holds, now| holds.take_back(state, hold.id, None, now));
             Some(Answer { hold: HoldAnswer::NONE, ..answer })
         });
         taken_back.collect()
@@ -393,12 +400,15 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         id: &[u8],
         reserved: &mut usize,
     ) -> bool {
-        if self.holds_of(tier, location).is_some_and(Holds::is_full) {
+        let holds = self.holds_of(tier, location);
+        if holds.is_some_and(Holds::is_full) {
             return false;
         }
+        let hold =
+            Holds::growth_bytes(holds, id) + if holds.is_none() { held_counter_bytes(&tier.key) } else { 0 };
         let (shard, lookup) = self.lookup(Operation::Peek, tier, location, &tier.terms.limit, Room::Own);
         let Some(counter) = shard.growth_bytes(&lookup) else { return false };
-        let bytes = counter + Holds::growth_bytes(id);
+        let bytes = counter + hold;
         let has_room = self.budget.reserve(bytes);
         *reserved += if has_room { bytes } else { 0 };
         has_room
@@ -418,27 +428,37 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     /// Settles, renews or reverts the hold of one tier; `index` is its position in the check.
     fn adjust_one(
         &mut self,
-        (tier, location): &HeldTier<'_>,
+        tier: &HeldTier<'_>,
         operation: HoldOperation,
         index: usize,
         id: &[u8],
     ) -> Answer {
-        let now = self.now;
-        let Some(limit) = self.holds_of(tier, location).and_then(|holds| holds.limit_of(id, now)) else {
-            return Answer::UNKNOWN_HOLD;
-        };
-        let units = tier.terms.cost.units();
-        self.with_holds(Operation::Charge, tier, location, &limit, |state, holds| match operation {
+        let units = tier.0.terms.cost.units();
+        self.with_known(tier, id, |state, holds, now| match operation {
             HoldOperation::Settle { kept, max_excess } => {
                 let actual = (kept >> index & 1 == 0).then_some(units);
                 holds.settle(state, id, actual, max_excess, now)
             }
             HoldOperation::Renew { ttl } => holds.renew(state, id, ttl, now),
-            HoldOperation::TakeBack { until } => holds.take_back(state, id, until, now),
+            HoldOperation::TakeBack { until } => holds.take_back(state, id, Some(until), now),
             HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => {
                 unreachable!("a hold is decided, not adjusted")
             }
         })
+    }
+
+    /// Runs `act` on a counter under the limit of one of its holds, if that is known.
+    fn with_known(
+        &mut self,
+        (tier, location): &HeldTier<'_>,
+        id: &[u8],
+        act: impl Fn(&mut State, &mut Holds, Timestamp) -> Answer,
+    ) -> Answer {
+        let now = self.now;
+        let Some(limit) = self.holds_of(tier, location).and_then(|holds| holds.limit_of(id, now)) else {
+            return Answer::UNKNOWN_HOLD;
+        };
+        self.with_holds(Operation::Charge, tier, location, &limit, |state, holds| act(state, holds, now))
     }
 
     fn holds_of(&self, tier: &Tier, &(shard, _): &(usize, u64)) -> Option<&Holds> {

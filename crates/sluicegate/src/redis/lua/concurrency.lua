@@ -36,6 +36,10 @@ define[CONCURRENCY] = function()
     return refunded > 0
   end
 
+  function self.own_limit(_, limit)
+    return limit.window, limit.phase, limit.units, limit.micros
+  end
+
   -- save_hold_indexes sets the TTL
   function self.save(key, state)
     call('ZADD', key, string.format('%.0f', -1 - state.used), '')

@@ -82,6 +82,11 @@ define[FIXED_WINDOW] = function()
     return refunded > 0
   end
 
+  function self.own_limit(state, limit)
+    local window = state.window > 0 and state.window or limit.window
+    return window, state.ends % window, limit.units, limit.micros
+  end
+
   function self.save(key, state, limit)
     -- under another limit, the units may count beyond the end of their own window
     local ttl = next_ttl(state, limit, state.last + state.window)

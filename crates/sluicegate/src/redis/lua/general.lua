@@ -47,6 +47,9 @@ end
 
 local function retry(state, limit, cost, overdraft)
   local max_used = limit.capacity - (overdraft and min(cost, 1) or cost)
+  if max_used >= 0 and state.used <= max_used then
+    return 1 -- units are available, but the counter has too many holds
+  end
   return max_used < 0 and -1 or limit.algorithm.wait(state, limit, max_used)
 end
 

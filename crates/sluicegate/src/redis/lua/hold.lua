@@ -116,9 +116,39 @@ if has_holds then
     end
   end
 
-  -- Releases some expired holds of a counter, and returns how many.
+  -- Returns the limit under which the units of a hold are corrected: if other units count, with the window or rate under which they were
+  -- charged, so that the correction does not convert them. The state is viewed under it.
+  local function correction_limit(state, limit)
+    local window, phase, units, micros = limit.algorithm.own_limit(state, limit)
+    if window == limit.window and units == limit.units and micros == limit.micros then
+      return limit
+    end
+    local own = setmetatable({ window = window, phase = phase, units = units, micros = micros, ends = false }, { __index = limit })
+    limit.algorithm.view(state, own)
+    if state.used == 0 then
+      limit.algorithm.view(state, limit)
+      return limit
+    end
+    return own
+  end
+
+  -- Corrects the units of a hold, and views the state under its limit again.
+  local function correct(key, state, limit, apply, units, at)
+    local own = correction_limit(state, limit)
+    apply(key, state, own, units, at)
+    if own ~= limit then
+      limit.algorithm.view(state, limit)
+    end
+  end
+
+  -- Releases some expired holds of a counter, and returns how many. A hold that would leave later than any new one is from before the
+  -- clock was set back.
   local function release_expired(key, index, state, limit)
     local members = call('ZRANGEBYSCORE', KEYS[index], '0', string.format('%.0f', now), 'LIMIT', '0', MAX_RELEASED)
+    if #members == 0 then
+      local latest = string.format('(%.0f', now + LONGEST)
+      members = call('ZREVRANGEBYSCORE', KEYS[index], '+inf', latest, 'LIMIT', '0', MAX_RELEASED)
+    end
     if #members == 0 then
       return 0
     end
@@ -127,7 +157,7 @@ if has_holds then
     for _, member in ipairs(members) do
       if #member >= MEMBER_BYTES then
         local releases, at, units = unpack_from(MEMBER, member)
-        if releases == 1 then
+        if releases == 1 and are_stored(at, units, 0, 0, 0) then
           refund(key, state, limit, units, at)
         end
       end
@@ -177,7 +207,7 @@ if has_holds then
     local key, index, record_key = group.fields[place], group.indexes[place], group.records[place]
     local state = state_of(key, record.limit)
     if remove_from_index(key, index, record, id) then
-      refund(key, state, record.limit, record.units, record.at)
+      correct(key, state, record.limit, refund, record.units, record.at)
     end
     call('DEL', KEYS[record_key])
     records[record_key], stored[record_key] = nil, false
@@ -250,6 +280,9 @@ if has_holds then
           granted = min(granted, passes[tier])
         end
         full[tier] = group.ids[first] ~= '' and call('ZCOUNT', KEYS[index], '0', '+inf') >= MAX_LIVE
+        if full[tier] and flags % 2 >= SHADOW then
+          passes[tier], full[tier] = 0, false -- it never denies
+        end
         is_full = is_full or full[tier]
       end
     end
@@ -296,11 +329,11 @@ if has_holds then
         refund(key, state, limit, units, -1)
       end
     elseif not was_charged then
-      charge(key, state, limit, actual)
+      correct(key, state, limit, charge, actual)
     elseif actual < units then
-      refund(key, state, limit, units - actual, record.at)
+      correct(key, state, limit, refund, units - actual, record.at)
     else
-      charge(key, state, limit, actual - units)
+      correct(key, state, limit, charge, actual - units)
     end
     record.is_settled, record.charged, record.known_until = true, actual, now + RETENTION
   end

@@ -95,6 +95,11 @@ define[SLIDING_COUNTER] = function()
     return from_current + from_previous > 0
   end
 
+  function self.own_limit(state, limit)
+    local window = state.window > 0 and state.window or limit.window
+    return window, 0, limit.units, limit.micros
+  end
+
   function self.save(key, state, limit)
     local ttl = next_ttl(state, limit, state.start + 2 * state.window)
     save_string(key, pack('<dddddd', state.last, state.start, state.current, state.previous, state.window,

@@ -313,6 +313,11 @@ define[SLIDING_LOG] = function()
     state.capacity, state.head = new, head - state.first
   end
 
+  function self.own_limit(state, limit)
+    local window = state.window > 0 and state.window or limit.window
+    return window, 0, limit.units, limit.micros
+  end
+
   function self.save(key, state, limit)
     local count = state.length - state.first
     if count == 0 and not state.exists then

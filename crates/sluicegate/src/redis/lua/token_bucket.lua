@@ -135,6 +135,10 @@ define[TOKEN_BUCKET] = function()
     return true
   end
 
+  function self.own_limit(state, limit)
+    return limit.window, 0, state.units, state.micros
+  end
+
   function self.save(key, state, limit)
     local expires = state.last + drain_time(state.whole, state.part, state.units, state.micros)
     local ttl = next_ttl(state, limit, expires)

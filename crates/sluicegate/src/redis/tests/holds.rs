@@ -198,3 +198,21 @@ async fn holds_that_cannot_be_read_affect_only_their_own_checks_and_are_never_ch
         }
     }
 }
+
+/// An expired member of an index whose units are not a number is removed, and changes no counter.
+#[tokio::test]
+async fn an_indexed_hold_without_a_number_is_removed_and_not_refunded() {
+    let subject = Subject::start(Flavor::Redis7).await;
+    for limit in releasing(10) {
+        subject.redis().flushall::<()>().unwrap();
+        subject.hold(&limit, 4, "id", HOUR).await;
+        let numbers = [1_000_f64.to_le_bytes(), f64::NAN.to_le_bytes()].concat();
+        let member = [&[1], &*numbers, b"broken"].concat();
+        redis::cmd("ZADD").arg(index(&limit)).arg(1).arg(member).exec(&mut subject.redis()).unwrap();
+        let made = subject.apply(Operation::Check, "k", &limit, 0).await;
+        let answer = made[0].answers[0];
+        assert_eq!((answer.available, answer.hold.released), (6, 1), "{limit:?}");
+        assert_eq!(subject.hold(&limit, 6, "further", HOUR).await, HoldOutcome::Held, "{limit:?}");
+        assert_eq!(subject.hold(&limit, 1, "denied", HOUR).await, HoldOutcome::NotHeld, "{limit:?}");
+    }
+}

@@ -90,7 +90,7 @@ if has_holds then
         return false
       end
       count = count - (index == key and stored[key] and 1 or 0)
-      if count > 0 and call('ZCOUNT', KEYS[index], '0', (text_of(now))) > 0 then
+      if count > 0 and call('ZCOUNT', KEYS[index], '(' .. text_of(now), (text_of(now + LONGEST))) < count then
         return false
       end
       held[index], was_empty[index] = count, count == 0
