@@ -362,7 +362,7 @@ impl PreparedCheck {
     /// Sends the check to the store. If there is no answer by the deadline, the failure policies decide.
     pub(super) async fn decide_remotely(
         mut self,
-        remote: &Remote,
+        remote: &Arc<Remote>,
         deadline: Option<Duration>,
     ) -> Result<TierDecisions, Error> {
         if self.tiers.iter().any(|tier| tier.on_store_failure == OnStoreFailure::Local)

@@ -236,7 +236,7 @@ impl Remote {
     /// Sends a check of one request to the store. Returns by the deadline, or sooner if the caller has a shorter one. If the store
     /// denies the check or does not answer, units that this process has leased are spent.
     pub(crate) async fn decide(
-        &self,
+        self: &Arc<Self>,
         check: &Check,
         deadline: Option<Duration>,
     ) -> Result<CheckShares, StoreError> {
