@@ -115,7 +115,10 @@ impl Remote {
     ) -> Result<CheckShares, StoreError> {
         let here = self.shared.fallback.adjust_hold(check);
         let error = match self.send_repeatedly(check, deadline).await {
-            Ok(shares) => return Ok(merge(shares, here)),
+            Ok(shares) => {
+                self.shared.fallback.record_adjustment(check, &shares);
+                return Ok(merge(shares, here));
+            }
             Err(error) => error,
         };
         let is_end =
@@ -188,6 +191,9 @@ impl Sender {
             };
             let has_failed = sent.queued.iter().map(async |queued| {
                 let answer = remote.send(&queued.check, None).await;
+                if let Ok(shares) = &answer {
+                    remote.shared.fallback.record_adjustment(&queued.check, shares);
+                }
                 answer.is_err_and(|error| is_temporary(&error))
             });
             let mut has_failed = join_all(has_failed).await.into_iter();

@@ -9,7 +9,7 @@ use sluicegate::{
     Algorithm, Cost, Costs, Labels, Limit, Limiter, MemoryStore, OnStoreFailure, Options, Rule, Source,
     StoreError, Timestamp,
     limiter::SettleOutcome,
-    store::{BoxFuture, Check, CheckAnswer, Deadline, Key, RemoteStore},
+    store::{BoxFuture, Check, CheckAnswer, Deadline, HoldId, Key, RemoteStore},
 };
 use sluicegate_testkit::wait;
 use tokio::time::sleep;
@@ -193,6 +193,42 @@ async fn a_hold_that_an_unanswered_attempt_made_after_a_denial_is_released() {
     assert!(!held.decision.is_allowed(), "{held:?}");
     settle_down().await;
     assert_eq!(left(&limiter).await, [100, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_policy_local_counts_what_a_settlement_left() {
+    let (limiter, store) = limiter(OnStoreFailure::Local);
+    let [one, other] =
+        [limiter.hold(&ANY, tokens(50)).await.unwrap(), limiter.hold(&ANY, tokens(50)).await.unwrap()];
+    let last = limiter.hold(&ANY, tokens(0)).await.unwrap();
+    last.release().await.unwrap();
+    one.settle(tokens(10)).await.unwrap();
+    assert_eq!(other.release().await.unwrap().tiers[0].remaining, Some(90));
+    store.set_down(true);
+    let held = limiter.hold(&ANY, tokens(50)).decide().await.unwrap();
+    assert_eq!((held.decision.source, held.decision.is_allowed()), (Source::Fallback, true), "{held:?}");
+    let denied = limiter.hold(&ANY, tokens(50)).decide().await.unwrap();
+    assert_eq!((denied.decision.source, denied.decision.rule()), (Source::Fallback, Some("tokens")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_the_policy_local_made_can_be_repeated() {
+    let (limiter, store) = limiter(OnStoreFailure::Local);
+    let _in_store = limiter.hold(&ANY, tokens(10)).decide().await.unwrap();
+    store.set_down(true);
+    let hold = async |id: &str| {
+        let request = limiter.hold(&ANY, tokens(10)).id(HoldId::new(id).unwrap());
+        request.decide().await.unwrap()
+    };
+    for id in ["one", "other"] {
+        let held = hold(id).await;
+        assert!(held.decision.is_allowed() && !held.is_repeated, "{held:?}");
+    }
+    assert!(!hold("beyond").await.decision.is_allowed());
+    let repeated = hold("one").await;
+    assert!(repeated.decision.is_allowed() && repeated.is_repeated, "{repeated:?}");
+    limiter.settle(&repeated.token.unwrap(), tokens(10)).await.unwrap();
+    assert!(hold("next").await.decision.is_allowed());
 }
 
 #[test]
