@@ -6,8 +6,8 @@ use std::{collections::VecDeque, future::pending, sync::Arc, time::Duration};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use sluicegate::{
-    Algorithm, Cost, Costs, Labels, Limit, Limiter, MemoryStore, OnStoreFailure, Options, Rule, Source,
-    StoreError, Timestamp,
+    Algorithm, Cost, Costs, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Rule,
+    Source, StoreError, Timestamp,
     limiter::SettleOutcome,
     store::{BoxFuture, Check, CheckAnswer, Deadline, HoldId, Key, RemoteStore},
 };
@@ -195,6 +195,23 @@ async fn a_hold_that_an_unanswered_attempt_made_after_a_denial_is_released() {
     assert_eq!(left(&limiter).await, [100, 3]);
 }
 
+/// For example because a client disconnected.
+#[tokio::test(start_paused = true)]
+async fn a_settlement_whose_caller_is_dropped_is_completed() {
+    for failure in [StoreError::Ambiguous("lost".to_owned()), not_run()] {
+        let (limiter, store) = limiter(OnStoreFailure::Open);
+        let [one, other] =
+            [limiter.hold(&ANY, tokens(50)).await.unwrap(), limiter.hold(&ANY, tokens(50)).await.unwrap()];
+        let later = DEADLINE / 5;
+        store.plan([Call::Failed(later, failure.clone()), Call::Failed(later, failure)]);
+        for settling in [one.settle(tokens(10)).boxed(), other.release().boxed()] {
+            assert!(tokio::time::timeout(DEADLINE / 10, settling).await.is_err(), "it is dropped");
+        }
+        settle_down().await;
+        assert_eq!(left(&limiter).await, [90, 3]);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_policy_local_counts_what_a_settlement_left() {
     let (limiter, store) = limiter(OnStoreFailure::Local);
@@ -263,4 +280,17 @@ fn queued_settlements_survive_the_end_of_the_runtime_that_sends_them() {
             .await;
         assert_eq!(left(&limiter).await, [90, 3]);
     });
+}
+
+#[tokio::test]
+async fn renewing_a_hold_that_has_expired_reports_no_units() {
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+    let limiter = Limiter::new(MemoryStore::new().with_clock(clock.clone()), []).unwrap();
+    let limit = Limit::fixed_window(100, DAY).unwrap();
+    let hold = limiter.hold_key("k", &limit, Cost::ONE).await.unwrap();
+    clock.advance(Duration::from_secs(61));
+    let renewed = hold.renew(Duration::from_secs(60)).await.unwrap();
+    assert_eq!((renewed.outcome, renewed.tiers[0].remaining), (SettleOutcome::Late, None));
+    let released = hold.release().await.unwrap();
+    assert_eq!((released.outcome, released.tiers[0].remaining), (SettleOutcome::Late, Some(100)));
 }
