@@ -87,6 +87,31 @@ where
     }
 }
 
+/// A hold that was made for a request whose answer is not complete. If the caller is dropped before, the hold is released in the background.
+pub(super) struct UnreturnedHold<'a> {
+    limiter: &'a Limiter,
+    token: Option<HoldToken>,
+}
+
+impl<'a> UnreturnedHold<'a> {
+    pub(super) fn new(limiter: &'a Limiter, token: Option<HoldToken>) -> Self {
+        Self { limiter, token }
+    }
+
+    /// Keeps the hold: the caller has the answer.
+    pub(super) fn returned(mut self) {
+        self.token = None;
+    }
+}
+
+impl Drop for UnreturnedHold<'_> {
+    fn drop(&mut self) {
+        if let Some(token) = self.token.take() {
+            self.limiter.release_later(token);
+        }
+    }
+}
+
 /// The end of a hold in flight. If the caller is dropped, for example because its client disconnected, it is completed in the background:
 /// otherwise the hold would count until it expires.
 pub(super) struct CompletedIfDropped<T: Send + 'static>(Option<BoxFuture<'static, T>>);
