@@ -2,7 +2,7 @@
 //! down, the ends of holds are queued.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     pin::pin,
     sync::{Arc, Weak},
     time::Duration,
@@ -134,18 +134,29 @@ impl Remote {
     /// Repeats a settlement in the background. Returns whether there is room for it, and a runtime.
     fn queue_settlement(self: &Arc<Self>, check: &Check) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
+        let parts = self.parts_by_server(check);
         let mut queue = self.settlements.0.lock();
         let tiers = check.tiers().len();
-        if queue.waiting.len() >= MAX_QUEUED || queue.tiers + tiers > MAX_QUEUED_TIERS {
+        if queue.waiting.len() + parts.len() > MAX_QUEUED || queue.tiers + tiers > MAX_QUEUED_TIERS {
             return false;
         }
         queue.tiers += tiers;
-        queue.waiting.push_back(Queued { check: check.clone(), until: Instant::now() + MAX_AGE });
+        let until = Instant::now() + MAX_AGE;
+        queue.waiting.extend(parts.into_iter().map(|check| Queued { check, until }));
         if !queue.is_sending {
             queue.is_sending = true;
             runtime.spawn(Sender { remote: Arc::downgrade(self), has_ended: false }.run());
         }
         true
+    }
+
+    /// Splits a settlement by server: one that is down does not delay the end of the hold on the others.
+    fn parts_by_server(&self, check: &Check) -> Vec<Check> {
+        let mut places: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        for (place, tier) in check.tiers().iter().enumerate() {
+            places.entry(self.shared.store.server(&tier.key)).or_default().push(place);
+        }
+        places.values().map(|places| part_of(check, places)).collect()
     }
 
     /// Returns how many settlements are queued.
@@ -258,6 +269,16 @@ impl Attempts {
             (Err(_), Err(error)) => Err(error),
         };
         Self { answer, is_unanswered }
+    }
+}
+
+/// Returns the operation on some of the tiers.
+fn part_of(check: &Check, places: &[usize]) -> Check {
+    let tiers = places.iter().map(|place| check.tiers()[*place].clone()).collect();
+    let part = Check::new(check.operation(), tiers).expect("some tiers of a check are a check");
+    match check.hold() {
+        Some(HoldCall { id, operation }) => part.with_hold(id.clone(), operation.for_tiers(places)),
+        None => part,
     }
 }
 

@@ -1,14 +1,14 @@
 //! Holds over a store whose replies the test controls: attempts whose outcome is unknown, callers that are dropped, and holds that the
 //! failure policy `local` makes.
 
-use std::{collections::VecDeque, future::pending, sync::Arc, time::Duration};
+use std::{collections::VecDeque, future::pending, slice, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use sluicegate::{
     Algorithm, Cost, Costs, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Rule,
     Source, StoreError, Timestamp,
-    limiter::SettleOutcome,
+    limiter::{Operation, Request, RuleSelection, SettleOutcome},
     store::{BoxFuture, Check, CheckAnswer, Deadline, HoldId, Key, RemoteStore},
 };
 use sluicegate_testkit::wait;
@@ -35,12 +35,17 @@ struct PlannedStore {
     counters: MemoryStore,
     plan: Mutex<VecDeque<Call>>,
     is_down: Mutex<bool>,
+    /// Whether the server with the counters of tokens is down.
+    is_half_down: Mutex<bool>,
 }
+
+/// The number of the server with the counters of tokens.
+const TOKENS: u64 = 1;
 
 impl PlannedStore {
     fn new() -> Arc<Self> {
-        let (plan, is_down) = Default::default();
-        Arc::new(Self { counters: MemoryStore::new(), plan, is_down })
+        let (plan, is_down, is_half_down) = Default::default();
+        Arc::new(Self { counters: MemoryStore::new(), plan, is_down, is_half_down })
     }
 
     fn plan(&self, calls: impl IntoIterator<Item = Call>) {
@@ -49,6 +54,25 @@ impl PlannedStore {
 
     fn set_down(&self, is_down: bool) {
         *self.is_down.lock() = is_down;
+    }
+
+    fn set_half_down(&self, is_half_down: bool) {
+        *self.is_half_down.lock() = is_half_down;
+    }
+
+    /// Decides the checks that need no server that is down.
+    fn decide_reachable(&self, checks: &[Check]) -> Vec<Result<CheckAnswer, StoreError>> {
+        let is_half_down = *self.is_half_down.lock();
+        let is_lost =
+            |check: &Check| is_half_down && check.tiers().iter().any(|tier| self.server(&tier.key) == TOKENS);
+        let decided = checks.iter().map(|check| {
+            if is_lost(check) {
+                Err(not_run())
+            } else {
+                Ok(self.counters.decide_all(slice::from_ref(check)).remove(0))
+            }
+        });
+        decided.collect()
     }
 
     fn is_planned(&self) -> bool {
@@ -75,7 +99,7 @@ impl RemoteStore for PlannedStore {
     ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>> {
         Box::pin(async move {
             let call = self.next();
-            let decide = || self.counters.decide_all(checks);
+            let decide = || self.decide_reachable(checks);
             let wait = async |time: Duration| {
                 if !time.is_zero() {
                     sleep(time).await;
@@ -85,7 +109,7 @@ impl RemoteStore for PlannedStore {
                 Call::Answered(after) => {
                     let decided = decide();
                     wait(after).await;
-                    decided.into_iter().map(Ok).collect()
+                    decided
                 }
                 Call::ReplyLost(after) => {
                     decide();
@@ -104,8 +128,13 @@ impl RemoteStore for PlannedStore {
         })
     }
 
-    fn probe(&self, _: u64) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async { if *self.is_down.lock() { Err(not_run()) } else { Ok(()) } })
+    fn server(&self, key: &Key) -> u64 {
+        if key.rule() == "tokens" { TOKENS } else { TOKENS + 1 }
+    }
+
+    fn probe(&self, server: u64) -> BoxFuture<'_, Result<(), StoreError>> {
+        let is_down = *self.is_down.lock() || (server == TOKENS && *self.is_half_down.lock());
+        Box::pin(async move { if is_down { Err(not_run()) } else { Ok(()) } })
     }
 
     fn announce(&self, _: u64, _: Duration) -> BoxFuture<'_, Result<u32, StoreError>> {
@@ -264,22 +293,43 @@ fn queued_settlements_survive_the_end_of_the_runtime_that_sends_them() {
     let holds = runtime().block_on(async {
         let one = limiter.hold(&ANY, tokens(50)).await.unwrap();
         let other = limiter.hold(&ANY, tokens(50)).await.unwrap().into_token();
-        store.plan([Call::Failed(Duration::ZERO, not_run()), Call::Failed(DAY, not_run())]);
+        let unanswered = || Call::Failed(DAY, not_run());
+        store.plan([Call::Failed(Duration::ZERO, not_run()), unanswered(), unanswered()]);
         assert_eq!(one.settle(tokens(10)).await.unwrap().outcome, SettleOutcome::Queued);
         while store.is_planned() {
             sleep(Duration::from_millis(1)).await;
         }
         other
     });
-    assert_eq!(limiter.stats().holds.waiting, 1);
+    assert_eq!(limiter.stats().holds.waiting, 2, "one on each server");
     runtime().block_on(async {
         store.plan([Call::Failed(Duration::ZERO, not_run())]);
         assert_eq!(limiter.release(&holds).await.unwrap().outcome, SettleOutcome::Queued);
-        assert_eq!(limiter.stats().holds.waiting, 2);
+        assert_eq!(limiter.stats().holds.waiting, 4);
         wait::until_async("both are settled", wait::PATIENCE, async || limiter.stats().holds.waiting == 0)
             .await;
         assert_eq!(left(&limiter).await, [90, 3]);
     });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queued_settlement_does_not_wait_for_another_server() {
+    let (limiter, store) = limiter(OnStoreFailure::Closed);
+    let [one, other] =
+        [limiter.hold(&ANY, tokens(50)).await.unwrap(), limiter.hold(&ANY, tokens(50)).await.unwrap()];
+    store.set_half_down(true);
+    assert_eq!(one.settle(tokens(10)).await.unwrap().outcome, SettleOutcome::Queued);
+    assert_eq!(other.release().await.unwrap().outcome, SettleOutcome::Queued);
+    settle_down().await;
+    let in_flight = Request::new(ANY.clone(), 0)
+        .rules(RuleSelection::Named(vec!["in-flight".to_owned()]))
+        .operation(Operation::Peek);
+    let peeked = limiter.start(&in_flight).unwrap().decision().await.unwrap();
+    assert_eq!((peeked.source, peeked.remaining()), (Source::Store, Some(3)));
+    assert_eq!(limiter.stats().holds.waiting, 2);
+    store.set_half_down(false);
+    settle_down().await;
+    assert_eq!(left(&limiter).await, [90, 3]);
 }
 
 #[tokio::test]
