@@ -98,7 +98,7 @@ impl Limiter {
         let mut is_held = hold.is_some();
         let mut made = None;
         let decisions = match hold {
-            None => checks.decide(backend, deadline).await?,
+            None => self.counting_expired(checks.decide(backend, deadline).await?),
             // boxed to keep the future of groups without holds small
             Some(id) => match Box::pin(self.hold_jointly(&mut checks, id, deadline)).await? {
                 GroupHold::Decided(decisions, token) => {
@@ -113,7 +113,7 @@ impl Limiter {
                     checks = JointCheck::of_checks(&rules, requests, |_| ConcurrencyRules::Skip)?;
                     checks.denials.extend(in_flight);
                     let deadline = backend.time_left(deadline, started.elapsed());
-                    checks.decide(backend, deadline).await?
+                    self.counting_expired(checks.decide(backend, deadline).await?)
                 }
             },
         };
@@ -139,6 +139,13 @@ impl Limiter {
         }
         unreturned.returned();
         Ok(GroupHoldDecision { group, is_held })
+    }
+}
+
+impl Limiter {
+    fn counting_expired(&self, decisions: TierDecisions) -> TierDecisions {
+        self.inner.holds.record_expired(&decisions.holds);
+        decisions
     }
 }
 

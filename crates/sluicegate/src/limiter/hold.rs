@@ -158,9 +158,16 @@ pub(super) struct HoldCounters {
 }
 
 impl HoldCounters {
-    pub(super) fn record_hold(&self, holds: &[HoldAnswer]) {
+    /// Records the holds that a check, or another hold, found to have expired.
+    pub(super) fn record_expired(&self, holds: &[HoldAnswer]) {
         let expired: u64 = holds.iter().map(|hold| u64::from(hold.released)).sum();
-        self.expired.fetch_add(expired, Ordering::Relaxed);
+        if expired > 0 {
+            self.expired.fetch_add(expired, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn record_hold(&self, holds: &[HoldAnswer]) {
+        self.record_expired(holds);
         if holds.iter().any(|hold| hold.outcome == HoldOutcome::Held) {
             self.held.fetch_add(1, Ordering::Relaxed);
         }

@@ -505,7 +505,11 @@ impl CheckShares {
             .iter()
             .zip(answers)
             .map(|(tier, answer)| answer.share(&tier.terms, index, admitted));
-        let holds = Self::holds_of(check, answers);
+        let mut holds = Self::holds_of(check, answers);
+        if index > 0 {
+            // the first of the requests has released them
+            holds.iter_mut().for_each(|hold| hold.released = 0);
+        }
         Self { at: Some(at), source: Source::Store, shares: shares.enumerate().collect(), holds }
     }
 }

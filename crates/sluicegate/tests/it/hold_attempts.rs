@@ -3,13 +3,14 @@
 
 use std::{collections::VecDeque, future::pending, slice, sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::join_all};
 use parking_lot::Mutex;
+use sluicegate::stats::HoldStats;
 use sluicegate::{
     Algorithm, Cost, Costs, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Rule,
     Source, StoreError, Timestamp,
-    limiter::{Operation, Request, RuleSelection, SettleOutcome},
-    store::{BoxFuture, Check, CheckAnswer, Deadline, HoldId, Key, RemoteStore},
+    limiter::{OnExpiry, Operation, Request, RuleSelection, SettleOutcome},
+    store::{BoxFuture, Check, CheckAnswer, Deadline, HoldId, Key, RemoteStore, Store},
 };
 use sluicegate_testkit::wait;
 use tokio::time::sleep;
@@ -44,8 +45,16 @@ const TOKENS: u64 = 1;
 
 impl PlannedStore {
     fn new() -> Arc<Self> {
+        Self::over(MemoryStore::new())
+    }
+
+    fn with_clock(clock: &ManualClock) -> Arc<Self> {
+        Self::over(MemoryStore::new().with_clock(clock.clone()))
+    }
+
+    fn over(counters: MemoryStore) -> Arc<Self> {
         let (plan, is_down, is_half_down) = Default::default();
-        Arc::new(Self { counters: MemoryStore::new(), plan, is_down, is_half_down })
+        Arc::new(Self { counters, plan, is_down, is_half_down })
     }
 
     fn plan(&self, calls: impl IntoIterator<Item = Call>) {
@@ -343,4 +352,33 @@ async fn renewing_a_hold_that_has_expired_reports_no_units() {
     assert_eq!((renewed.outcome, renewed.tiers[0].remaining), (SettleOutcome::Late, None));
     let released = hold.release().await.unwrap();
     assert_eq!((released.outcome, released.tiers[0].remaining), (SettleOutcome::Late, Some(100)));
+}
+
+/// A check releases them, whether it is a hold or not.
+#[tokio::test(start_paused = true)]
+async fn holds_that_are_found_to_have_expired_are_counted_once() {
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+    let remote = PlannedStore::with_clock(&clock);
+    let local = MemoryStore::new().with_clock(clock.clone());
+    let limit = Limit::fixed_window(100, DAY).unwrap().with_on_expiry(OnExpiry::Release).unwrap();
+    for store in [Store::from(local), Store::from(remote.clone())] {
+        let limiter = Limiter::new(store, []).unwrap();
+        for _ in 0..3 {
+            limiter.hold_key("k", &limit, Cost::ONE).await.unwrap().into_token();
+        }
+        clock.advance(Duration::from_secs(61));
+        // while one call is in flight, the others form a batch, in which equal checks are one
+        remote.plan([Call::Answered(DEADLINE / 10)]);
+        let checks = join_all((0..8).map(|number| {
+            let key = if number == 0 { "other" } else { "k" };
+            limiter.check_key(key, &limit, Cost::ONE)
+        }));
+        for decision in checks.await {
+            assert!(decision.unwrap().is_allowed());
+        }
+        let HoldStats { held, expired, .. } = limiter.stats().holds;
+        assert_eq!((held, expired), (3, 3));
+        limiter.peek_key("k", &limit, Cost::ONE).await.unwrap();
+        assert_eq!(limiter.stats().holds.expired, 3);
+    }
 }
