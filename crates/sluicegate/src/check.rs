@@ -133,7 +133,6 @@ impl HoldOperation {
     }
 
     /// Returns the operation for some tiers of its check.
-    #[cfg(feature = "redis")]
     pub(crate) fn for_tiers(self, places: &[usize]) -> Self {
         match self {
             Self::Settle { kept, max_excess } => {

@@ -208,11 +208,18 @@ impl Limiter {
         let mut prepared =
             PreparedCheck { check: Check::from_tiers(request.operation, tiers)?, tiers: infos };
         Ok(match self.inner.backend.start(&prepared.check) {
-            Step::Decided(shares) => Progress::Decided(prepared.decisions(shares).combine(denials)),
+            Step::Decided(shares) => {
+                let decisions = prepared.decisions(shares);
+                self.inner.holds.record_expired(&decisions.holds);
+                Progress::Decided(decisions.combine(denials))
+            }
             Step::Remote(remote) => {
                 let remote = Arc::clone(remote);
+                let inner = prepared.check.uses_holds().then(|| Arc::clone(&self.inner));
                 Progress::Pending(PendingDecision::new(async move {
-                    Ok(prepared.decide_remotely(&remote, deadline).await?.combine(denials))
+                    let decisions = prepared.decide_remotely(&remote, deadline).await?;
+                    inner.iter().for_each(|inner| inner.holds.record_expired(&decisions.holds));
+                    Ok(decisions.combine(denials))
                 }))
             }
         })
@@ -362,7 +369,7 @@ impl PreparedCheck {
     /// Sends the check to the store. If there is no answer by the deadline, the failure policies decide.
     pub(super) async fn decide_remotely(
         mut self,
-        remote: &Remote,
+        remote: &Arc<Remote>,
         deadline: Option<Duration>,
     ) -> Result<TierDecisions, Error> {
         if self.tiers.iter().any(|tier| tier.on_store_failure == OnStoreFailure::Local)

@@ -16,6 +16,7 @@ use super::{
         without_counters,
     },
     label_hold::{GroupHold, GroupHoldDecision},
+    pending_hold::UnreturnedHold,
 };
 use crate::{
     backend::{Backend, Step},
@@ -95,14 +96,16 @@ impl Limiter {
         let backend = &self.inner.backend;
         let started = Instant::now();
         let mut is_held = hold.is_some();
+        let mut made = None;
         let decisions = match hold {
-            None => checks.decide(backend, deadline).await?,
+            None => self.counting_expired(checks.decide(backend, deadline).await?),
             // boxed to keep the future of groups without holds small
             Some(id) => match Box::pin(self.hold_jointly(&mut checks, id, deadline)).await? {
-                GroupHold::Decided(decisions) => {
+                GroupHold::Decided(decisions, token) => {
                     // a settlement by the id would reach the store, too, where it may be that of another hold
                     let is_made = decisions.holds.iter().any(|hold| hold.outcome == HoldOutcome::Held);
                     is_held = is_made && decisions.failure.is_none();
+                    made = token.filter(|_| is_held);
                     decisions
                 }
                 GroupHold::Known(in_flight) => {
@@ -110,7 +113,7 @@ impl Limiter {
                     checks = JointCheck::of_checks(&rules, requests, |_| ConcurrencyRules::Skip)?;
                     checks.denials.extend(in_flight);
                     let deadline = backend.time_left(deadline, started.elapsed());
-                    checks.decide(backend, deadline).await?
+                    self.counting_expired(checks.decide(backend, deadline).await?)
                 }
             },
         };
@@ -120,6 +123,7 @@ impl Limiter {
         if refunds.tiers.is_empty() || !group.overall.is_allowed() {
             return Ok(GroupHoldDecision { group, is_held });
         }
+        let unreturned = UnreturnedHold::new(self, made);
         let deadline = if is_degraded {
             Some(Duration::ZERO)
         } else {
@@ -133,7 +137,15 @@ impl Limiter {
         for (index, _) in requests.iter().enumerate().filter(|(_, request)| is_refund(request)) {
             group.each[index] = refunds.decision_of(&refunded, index);
         }
+        unreturned.returned();
         Ok(GroupHoldDecision { group, is_held })
+    }
+}
+
+impl Limiter {
+    fn counting_expired(&self, decisions: TierDecisions) -> TierDecisions {
+        self.inner.holds.record_expired(&decisions.holds);
+        decisions
     }
 }
 

@@ -21,7 +21,7 @@ use super::{
     Error, Limiter, Request,
     decide::{ConcurrencyRules, MatchedRules, PreparedCheck, TierDecisions, TierInfo, without_counters},
     hold_token::{HeldTier, HoldToken},
-    pending_hold::{ReleasedIfDropped, UnansweredHold},
+    pending_hold::{CompletedIfDropped, ReleasedIfDropped, UnansweredHold},
 };
 use crate::{
     backend::{CheckShares, Step},
@@ -132,9 +132,9 @@ impl SettleOutcome {
         }
     }
 
-    fn of(outcome: HoldOutcome, is_release: bool) -> Self {
+    fn of(outcome: HoldOutcome, kind: AdjustmentKind) -> Self {
         match outcome {
-            HoldOutcome::Settled if is_release => Self::Released,
+            HoldOutcome::Settled if kind == AdjustmentKind::Release => Self::Released,
             HoldOutcome::Settled => Self::Settled,
             HoldOutcome::Renewed => Self::Renewed,
             HoldOutcome::Already => Self::Already,
@@ -158,9 +158,16 @@ pub(super) struct HoldCounters {
 }
 
 impl HoldCounters {
-    pub(super) fn record_hold(&self, holds: &[HoldAnswer]) {
+    /// Records the holds that a check, or another hold, found to have expired.
+    pub(super) fn record_expired(&self, holds: &[HoldAnswer]) {
         let expired: u64 = holds.iter().map(|hold| u64::from(hold.released)).sum();
-        self.expired.fetch_add(expired, Ordering::Relaxed);
+        if expired > 0 {
+            self.expired.fetch_add(expired, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn record_hold(&self, holds: &[HoldAnswer]) {
+        self.record_expired(holds);
         if holds.iter().any(|hold| hold.outcome == HoldOutcome::Held) {
             self.held.fetch_add(1, Ordering::Relaxed);
         }
@@ -416,7 +423,22 @@ pub(super) enum Adjustment<'a> {
     Renew(Duration),
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AdjustmentKind {
+    Settle,
+    Release,
+    Renew,
+}
+
 impl Adjustment<'_> {
+    fn kind(self) -> AdjustmentKind {
+        match self {
+            Self::Settle { .. } | Self::SettleTiers { .. } => AdjustmentKind::Settle,
+            Self::Release => AdjustmentKind::Release,
+            Self::Renew(_) => AdjustmentKind::Renew,
+        }
+    }
+
     /// The outcome of a hold without counters.
     fn without_tiers(self) -> SettleOutcome {
         match self {
@@ -495,6 +517,8 @@ impl Limiter {
     /// Replaces the estimate of a hold with the actual cost, exactly once: refunds the difference to the charge of the hold, or charges the
     /// excess, even beyond the limit. A unit that is not named keeps its estimate.
     ///
+    /// If this future is dropped while the store settles, that is completed in the background.
+    ///
     /// # Errors
     /// If a cost is too large, or if the store does not respond and the queue of settlements is full.
     pub async fn settle(&self, token: &HoldToken, costs: impl Into<Costs>) -> Result<Settlement, Error> {
@@ -552,7 +576,8 @@ impl Limiter {
         self.run_later(async move {
             let units = vec![None; token.tiers.len()];
             let adjustment = Adjustment::SettleTiers { units: &units, max_excess: None };
-            limiter.send_adjustment(&token, adjustment).await.map(drop)
+            let check = token.to_check(adjustment)?;
+            Ok(limiter.inner.backend.adjust_hold(&check, limiter.deadline).await.map(drop)?)
         });
     }
 
@@ -596,20 +621,24 @@ impl Limiter {
         if token.is_empty() {
             return Ok(Settlement::of(Vec::new(), adjustment.without_tiers()));
         }
-        let settlement = self.send_adjustment(token, adjustment).await?;
-        self.inner.holds.record_settlement(settlement.outcome);
-        Ok(settlement)
+        let (check, kind) = (token.to_check(adjustment)?, adjustment.kind());
+        if !self.is_remote() || kind == AdjustmentKind::Renew {
+            return self.send_adjustment(token, &check, kind).await;
+        }
+        let (limiter, token) = (self.clone(), token.clone());
+        CompletedIfDropped::new(async move { limiter.send_adjustment(&token, &check, kind).await }).await
     }
 
     async fn send_adjustment(
         &self,
         token: &HoldToken,
-        adjustment: Adjustment<'_>,
+        check: &Check,
+        kind: AdjustmentKind,
     ) -> Result<Settlement, Error> {
-        let check = token.to_check(adjustment)?;
-        let shares = self.inner.backend.adjust_hold(&check, self.deadline).await?;
-        let is_release = matches!(adjustment, Adjustment::Release);
-        Ok(token.settlement(shares, is_release))
+        let shares = self.inner.backend.adjust_hold(check, self.deadline).await?;
+        let settlement = token.settlement(shares, kind);
+        self.inner.holds.record_settlement(settlement.outcome);
+        Ok(settlement)
     }
 }
 
@@ -641,12 +670,15 @@ impl HoldToken {
         Ok(Check::new(Operation::Charge, tiers)?.with_hold(self.id.clone(), operation))
     }
 
-    fn settlement(&self, shares: CheckShares, is_release: bool) -> Settlement {
+    fn settlement(&self, shares: CheckShares, kind: AdjustmentKind) -> Settlement {
         let CheckShares { source, shares, holds, .. } = shares;
         let remaining = |position: usize, outcome: SettleOutcome| {
             use SettleOutcome::{Late, Released, Renewed, Settled};
-            let changed =
-                matches!(outcome, Settled | Released | Renewed | Late) && source != Source::Fallback;
+            let changed = match outcome {
+                Settled | Released | Renewed => source != Source::Fallback,
+                Late => source != Source::Fallback && kind != AdjustmentKind::Renew,
+                _ => false,
+            };
             let share: Option<&Share> =
                 shares.iter().find(|(other, _)| *other == position).map(|(_, share)| share);
             share.filter(|_| changed).map(|share| share.remaining)
@@ -654,7 +686,7 @@ impl HoldToken {
         let tiers = self.tiers.iter().enumerate().map(|(position, tier)| {
             let hold = holds.get(position);
             let outcome = match hold {
-                Some(hold) => SettleOutcome::of(hold.outcome, is_release),
+                Some(hold) => SettleOutcome::of(hold.outcome, kind),
                 None => SettleOutcome::Queued,
             };
             let known = hold.filter(|hold| hold.expires_at.as_micros() > 0);

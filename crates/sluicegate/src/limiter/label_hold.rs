@@ -63,8 +63,8 @@ pub struct GroupHoldDecision {
 
 /// The result of a hold that several requests make together.
 pub(super) enum GroupHold {
-    /// It is decided.
-    Decided(TierDecisions),
+    /// It is decided. If it was made, it has this token.
+    Decided(TierDecisions, Option<HoldToken>),
     /// The id is known. These rules count requests in flight and deny, by the request that reaches them.
     Known(Vec<(usize, TierDecision)>),
 }
@@ -166,7 +166,7 @@ impl Limiter {
         let held: Vec<HeldTier> = tiers.map(|(tier, info)| HeldTier::new(tier, info)).collect();
         let in_flight = checks.denials_in_flight();
         let Some(mut prepared) = checks.prepare()? else {
-            return Ok(GroupHold::Decided(checks.without_counters()));
+            return Ok(GroupHold::Decided(checks.without_counters(), None));
         };
         prepared.check = prepared.check.with_hold(id.clone(), HoldOperation::HoldNew { ttl });
         let decisions = match self.inner.backend.start(&prepared.check) {
@@ -188,15 +188,19 @@ impl Limiter {
         let is_known = holds.iter().any(|hold| hold.outcome == HoldOutcome::Conflict);
         let is_allowed =
             decisions.tiers.iter().all(|tier| tier.mode == Mode::Shadow || tier.outcome.is_allowed());
-        let token = |tiers| HoldToken { id, tiers };
+        let token = |tiers| HoldToken { id: id.clone(), tiers };
         if is_known || !is_allowed {
             // a part was made on another slot of a Cluster. If the store did not answer, the hold expires: its id may be that of another one
             self.release_later(token(decisions.made_tiers(held)));
-        } else {
-            let ends = |position: usize| !checks.has_hold(position) && decisions.has_made(position);
-            let tiers = held.into_iter().enumerate().filter(|(position, _)| ends(*position));
-            self.keep_later(token(tiers.map(|(_, tier)| tier).collect()));
+            let decided = GroupHold::Decided(decisions, None);
+            return Ok(if is_known { GroupHold::Known(in_flight) } else { decided });
         }
-        Ok(if is_known { GroupHold::Known(in_flight) } else { GroupHold::Decided(decisions) })
+        let (mut ended, mut kept) = (Vec::new(), Vec::new());
+        for (position, tier) in held.into_iter().enumerate().filter(|(tier, _)| decisions.has_made(*tier)) {
+            if checks.has_hold(position) { ended.push(tier) } else { kept.push(tier) }
+        }
+        self.keep_later(token(kept));
+        let ended = token(ended);
+        Ok(GroupHold::Decided(decisions, Some(ended)))
     }
 }

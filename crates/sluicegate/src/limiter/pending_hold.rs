@@ -1,4 +1,4 @@
-//! Holds that a store has not answered.
+//! Operations on holds that a store has not answered.
 
 use std::{
     pin::Pin,
@@ -84,6 +84,65 @@ where
             self.deciding = Some(deciding);
         }
         progress
+    }
+}
+
+/// A hold that was made for a request whose answer is not complete. If the caller is dropped before, the hold is released in the background.
+pub(super) struct UnreturnedHold<'a> {
+    limiter: &'a Limiter,
+    token: Option<HoldToken>,
+}
+
+impl<'a> UnreturnedHold<'a> {
+    pub(super) fn new(limiter: &'a Limiter, token: Option<HoldToken>) -> Self {
+        Self { limiter, token }
+    }
+
+    /// Keeps the hold: the caller has the answer.
+    pub(super) fn returned(mut self) {
+        self.token = None;
+    }
+}
+
+impl Drop for UnreturnedHold<'_> {
+    fn drop(&mut self) {
+        if let Some(token) = self.token.take() {
+            self.limiter.release_later(token);
+        }
+    }
+}
+
+/// The end of a hold in flight. If the caller is dropped, for example because its client disconnected, it is completed in the background:
+/// otherwise the hold would count until it expires.
+pub(super) struct CompletedIfDropped<T: Send + 'static>(Option<BoxFuture<'static, T>>);
+
+impl<T: Send + 'static> CompletedIfDropped<T> {
+    pub(super) fn new(ending: impl Future<Output = T> + Send + 'static) -> Self {
+        Self(Some(Box::pin(ending)))
+    }
+}
+
+impl<T: Send + 'static> Future for CompletedIfDropped<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        // taken, so that an operation that panics is not polled again
+        let mut ending = self.0.take().expect("an operation is not polled after its end");
+        let progress = ending.as_mut().poll(context);
+        if progress.is_pending() {
+            self.0 = Some(ending);
+        }
+        progress
+    }
+}
+
+impl<T: Send + 'static> Drop for CompletedIfDropped<T> {
+    fn drop(&mut self) {
+        if let Some(ending) = self.0.take()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(ending);
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use std::{
 use parking_lot::Mutex;
 use sluicegate_core::{
     Algorithm, Cost, HoldOutcome, Operation, Retry, Terms, Timestamp,
+    hold::MIN_HOLD_TTL,
     step::{Admission, Mode, Share},
 };
 use smallvec::SmallVec;
@@ -29,7 +30,7 @@ use super::{
 };
 use crate::{
     backend::CheckShares,
-    check::{Check, HoldCall, Tier},
+    check::{Check, HoldCall, HoldOperation, Tier},
     decision::Source,
     hashing::random,
     key::Key,
@@ -74,6 +75,24 @@ impl Fallback {
         self.known.record(tier, share, at);
     }
 
+    /// Records what the store reported about the counters of a hold that was settled, released or renewed.
+    pub(super) fn record_adjustment(&self, check: &Check, shares: &CheckShares) {
+        let Some(at) = shares.at else { return };
+        for (position, share) in &shares.shares {
+            use HoldOutcome::{Late, Renewed, Settled};
+            let is_renewal =
+                matches!(check.hold(), Some(HoldCall { operation: HoldOperation::Renew { .. }, .. }));
+            let has_usage = match shares.holds[*position].outcome {
+                Settled | Renewed => true,
+                Late => !is_renewal,
+                _ => false,
+            };
+            if has_usage {
+                self.known.replace(&check.tiers()[*position], share, at);
+            }
+        }
+    }
+
     /// Deletes the known usage and the fallback counters of counters that the store has deleted.
     pub(super) fn reset(&self, counters: &[(Key, Algorithm)]) {
         self.known.remove(counters);
@@ -108,7 +127,8 @@ impl Fallback {
             Some(Usage { used: usage.used.div_ceil(instances.into()), ..usage })
         };
         let known: SmallVec<[Option<Usage>; 1]> = check.tiers().iter().map(known).collect();
-        if known.iter().all(Option::is_none) {
+        // a hold that is repeated has its units already
+        if known.iter().all(Option::is_none) || self.has_hold(check) {
             return (self.decide_by_counters(&like(check, &shares)), shares);
         }
         let _comparison = self.comparison.lock();
@@ -133,6 +153,14 @@ impl Fallback {
         }
         let adjusted = self.decide_by_counters(check);
         adjusted.holds.iter().any(|hold| hold.outcome != HoldOutcome::Unknown).then_some(adjusted)
+    }
+
+    /// Whether this process made the hold, and a check repeats it.
+    fn has_hold(&self, check: &Check) -> bool {
+        let Some(HoldCall { id, operation: HoldOperation::Hold { .. } }) = check.hold() else { return false };
+        // moves no expiry: every hold lasts longer
+        let renewal = HoldOperation::Renew { ttl: MIN_HOLD_TTL };
+        self.adjust_hold(&check.clone().with_hold(id.clone(), renewal)).is_some()
     }
 
     fn decide_by_counters(&self, check: &Check) -> CheckShares {

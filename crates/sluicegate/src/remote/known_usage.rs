@@ -35,6 +35,7 @@ struct Report {
     /// The time of the decision on the store's clock.
     at: Timestamp,
     received: Instant,
+    capacity: u64,
     used: u64,
     /// The time from `received` until no unit counts.
     reset_after: Duration,
@@ -51,21 +52,30 @@ pub(super) struct Usage {
 impl KnownUsage {
     /// Records the store's answer for a tier, from a decision at this time of the store.
     pub(super) fn record(&self, tier: &Tier, share: &Share, at: Timestamp) {
-        let (hash, received) = (self.hash(&tier.key, tier.terms.limit.algorithm()), Instant::now());
-        let used = tier.terms.limit.capacity().saturating_sub(share.remaining).saturating_add(share.debt);
-        let report = Report { hash, at, received, used, reset_after: share.reset_after };
+        let hash = self.hash(&tier.key, tier.terms.limit.algorithm());
+        let report = Report::new(hash, tier.terms.limit.capacity(), share, at);
         let sets = self.sets.get_or_init(|| (0..SETS).map(|_| Set::default()).collect());
         let mut set = sets[place(hash)].lock();
         if let Some(known) = set.iter_mut().flatten().find(|known| known.hash == hash) {
-            let is_recent = received.duration_since(known.received) < REORDERING;
-            if !is_recent || (at, used) >= (known.at, known.used) {
-                *known = report;
-            }
+            known.update(report);
             return;
         }
         let is_replaced_before = |place: &&mut Option<Report>| place.map(|report| report.received);
         if let Some(place) = set.iter_mut().min_by_key(is_replaced_before) {
             *place = Some(report);
+        }
+    }
+
+    /// Records the store's answer to the end of a hold, if the counter is recorded. The answer is about the limit that the hold was made
+    /// under, which is not known here: it is assumed to have the capacity of the last report.
+    pub(super) fn replace(&self, tier: &Tier, share: &Share, at: Timestamp) {
+        let Some(sets) = self.sets.get() else { return };
+        let hash = self.hash(&tier.key, tier.terms.limit.algorithm());
+        let mut set = sets[place(hash)].lock();
+        if let Some(known) = set.iter_mut().flatten().find(|known| known.hash == hash)
+            && share.remaining <= known.capacity
+        {
+            known.update(Report::new(hash, known.capacity, share, at));
         }
     }
 
@@ -106,6 +116,21 @@ impl KnownUsage {
 
     fn hash(&self, key: &Key, algorithm: Algorithm) -> u64 {
         self.hasher.hash_one((key, algorithm))
+    }
+}
+
+impl Report {
+    fn new(hash: u64, capacity: u64, share: &Share, at: Timestamp) -> Self {
+        let used = capacity.saturating_sub(share.remaining).saturating_add(share.debt);
+        Self { hash, at, received: Instant::now(), capacity, used, reset_after: share.reset_after }
+    }
+
+    /// Replaces this report by another one of the same counter, unless it was made before.
+    fn update(&mut self, other: Self) {
+        let is_recent = other.received.duration_since(self.received) < REORDERING;
+        if !is_recent || (other.at, other.used) >= (self.at, self.used) {
+            *self = other;
+        }
     }
 }
 

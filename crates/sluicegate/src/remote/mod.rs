@@ -236,7 +236,7 @@ impl Remote {
     /// Sends a check of one request to the store. Returns by the deadline, or sooner if the caller has a shorter one. If the store
     /// denies the check or does not answer, units that this process has leased are spent.
     pub(crate) async fn decide(
-        &self,
+        self: &Arc<Self>,
         check: &Check,
         deadline: Option<Duration>,
     ) -> Result<CheckShares, StoreError> {
@@ -505,7 +505,11 @@ impl CheckShares {
             .iter()
             .zip(answers)
             .map(|(tier, answer)| answer.share(&tier.terms, index, admitted));
-        let holds = Self::holds_of(check, answers);
+        let mut holds = Self::holds_of(check, answers);
+        if index > 0 {
+            // the first of the requests has released them
+            holds.iter_mut().for_each(|hold| hold.released = 0);
+        }
         Self { at: Some(at), source: Source::Store, shares: shares.enumerate().collect(), holds }
     }
 }

@@ -2,7 +2,7 @@
 //! settlements and releases are queued.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     pin::pin,
     sync::{Arc, Weak},
     time::Duration,
@@ -10,16 +10,16 @@ use std::{
 
 use futures_util::future::{join_all, select};
 use parking_lot::Mutex;
-use sluicegate_core::HoldOutcome;
+use sluicegate_core::{Cost, HoldOutcome, Operation, Terms};
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 
-use super::Remote;
+use super::{Remote, ready_by};
 use crate::{
     backend::CheckShares,
-    check::{Check, HoldOperation},
+    check::{Check, HoldCall, HoldOperation, Tier},
     store::StoreError,
 };
 
@@ -27,7 +27,7 @@ use crate::{
 const MAX_QUEUED: usize = 16_384;
 /// The most tiers of all queued settlements together: this bounds their memory, at a few hundred bytes each.
 const MAX_QUEUED_TIERS: usize = 65_536;
-/// How long a queued settlement is repeated. By then the store has forgotten the hold.
+/// How long a queued settlement is repeated. By then most holds have expired, and the store has forgotten them.
 const MAX_AGE: Duration = Duration::from_secs(600);
 /// The most queued settlements that are sent at a time.
 const MAX_SENT: usize = 256;
@@ -61,35 +61,49 @@ struct Queued {
 impl Remote {
     /// Sends an operation on a hold. If there is no reply after half of the remaining time, or if the connection is lost, repeats it.
     pub(super) async fn send_repeatedly(
-        &self,
+        self: &Arc<Self>,
         check: &Check,
         deadline: Option<Duration>,
     ) -> Result<CheckShares, StoreError> {
         let time = self.shared.options.deadline_within(deadline);
-        let ends = Instant::now() + time;
-        let left = || ends.saturating_duration_since(Instant::now());
+        let sent_at = Instant::now();
+        let left = || (sent_at + time).saturating_duration_since(Instant::now());
         let mut first = pin!(self.send(check, Some(time)));
-        let mut answer = match timeout(time / 2, &mut first).await {
-            Ok(answer) => answer,
-            Err(_) => {
+        let mut attempts = match ready_by(sent_at + time / 2, &mut first).await {
+            Some(answer) => Attempts::new(answer),
+            None => {
                 let second = pin!(self.send(check, Some(left())));
                 match select(first, second).await.factor_first() {
-                    (Ok(shares), _) if shares.is_allowed(check) => Ok(shares),
-                    (answer, other) => combine(answer, other.await, check),
+                    (Ok(shares), _) if shares.is_allowed(check) => return Ok(shares),
+                    (answer, other) => Attempts::new(answer).and(other.await, check),
                 }
             }
         };
         for _ in 1..MAX_ATTEMPTS {
-            if !matches!(answer, Err(StoreError::Ambiguous(_))) || left().is_zero() {
+            if !matches!(attempts.answer, Err(StoreError::Ambiguous(_))) || left().is_zero() {
                 break;
             }
-            answer = match self.send(check, Some(left())).await {
-                // an earlier attempt may have had an effect
-                Err(StoreError::NotRun(reason)) => Err(StoreError::Ambiguous(reason)),
-                answer => answer,
-            };
+            attempts = attempts.and(self.send(check, Some(left())).await, check);
+        }
+        let Attempts { answer, is_unanswered } = attempts;
+        if is_unanswered && answer.as_ref().is_ok_and(|shares| !shares.is_allowed(check)) {
+            self.release_unanswered(check);
         }
         answer
+    }
+
+    /// Releases a hold that was denied, but that an attempt without an answer may have made after the denial. A caller may repeat its own
+    /// id: then the release would end the new hold, so the first one expires instead.
+    fn release_unanswered(self: &Arc<Self>, hold: &Check) {
+        let Some(HoldCall { id, operation: HoldOperation::Hold { .. } }) = hold.hold() else { return };
+        if id.is_random() {
+            let free =
+                |tier: &Tier| Tier { key: tier.key.clone(), terms: Terms { cost: Cost::ZERO, ..tier.terms } };
+            let tiers = hold.tiers().iter().map(free).collect();
+            let release = Check::new(Operation::Charge, tiers).expect("the tiers of a check are a check");
+            let operation = HoldOperation::Settle { kept: 0, max_excess: None };
+            self.queue_settlement(&release.with_hold(id.clone(), operation));
+        }
     }
 
     /// Settles, releases or renews a hold in the store, and in this process if a failure policy made it here. If the store does not
@@ -101,7 +115,10 @@ impl Remote {
     ) -> Result<CheckShares, StoreError> {
         let here = self.shared.fallback.adjust_hold(check);
         let error = match self.send_repeatedly(check, deadline).await {
-            Ok(shares) => return Ok(merge(shares, here)),
+            Ok(shares) => {
+                self.shared.fallback.record_adjustment(check, &shares);
+                return Ok(merge(shares, here));
+            }
             Err(error) => error,
         };
         let is_end =
@@ -117,18 +134,29 @@ impl Remote {
     /// Queues a settlement. Returns false if the queue is full, or if there is no runtime.
     fn queue_settlement(self: &Arc<Self>, check: &Check) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
+        let parts = self.parts_by_server(check);
         let mut queue = self.settlements.0.lock();
         let tiers = check.tiers().len();
-        if queue.waiting.len() >= MAX_QUEUED || queue.tiers + tiers > MAX_QUEUED_TIERS {
+        if queue.waiting.len() + parts.len() > MAX_QUEUED || queue.tiers + tiers > MAX_QUEUED_TIERS {
             return false;
         }
         queue.tiers += tiers;
-        queue.waiting.push_back(Queued { check: check.clone(), until: Instant::now() + MAX_AGE });
+        let until = Instant::now() + MAX_AGE;
+        queue.waiting.extend(parts.into_iter().map(|check| Queued { check, until }));
         if !queue.is_sending {
             queue.is_sending = true;
-            runtime.spawn(Sender(Arc::downgrade(self)).run());
+            runtime.spawn(Sender { remote: Arc::downgrade(self), has_ended: false }.run());
         }
         true
+    }
+
+    /// Splits a settlement by server: one that is down does not delay the end of the hold on the others.
+    fn parts_by_server(&self, check: &Check) -> Vec<Check> {
+        let mut places: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        for (place, tier) in check.tiers().iter().enumerate() {
+            places.entry(self.shared.store.server(&tier.key)).or_default().push(place);
+        }
+        places.values().map(|places| part_of(check, places)).collect()
     }
 
     /// Returns how many settlements are queued.
@@ -138,70 +166,119 @@ impl Remote {
     }
 
     /// Returns the next queued settlements that are not too old; without any, the task must end.
-    fn take_queued(&self) -> Vec<Queued> {
+    fn take_queued(&self) -> Option<SentSettlements<'_>> {
         let mut queue = self.settlements.0.lock();
-        let now = Instant::now();
+        let (now, before) = (Instant::now(), queue.waiting.len());
         queue.waiting.retain(|queued| queued.until > now);
+        let expired = before - queue.waiting.len();
         let count = queue.waiting.len().min(MAX_SENT);
         queue.is_sending = count > 0;
         queue.in_flight = count;
-        let taken = queue.waiting.drain(..count).collect();
+        let queued: Vec<Queued> = queue.waiting.drain(..count).collect();
         queue.tiers = queue.waiting.iter().map(|queued| queued.check.tiers().len()).sum();
-        taken
+        drop(queue);
+        if expired > 0 {
+            tracing::warn!("{expired} holds were not settled within {MAX_AGE:?}, they expire instead");
+        }
+        (count > 0).then_some(SentSettlements { settlements: &self.settlements, queued })
     }
 }
 
 /// Sends queued settlements until there are none, or the limiter is dropped.
-struct Sender(Weak<Remote>);
+struct Sender {
+    remote: Weak<Remote>,
+    has_ended: bool,
+}
 
 impl Sender {
-    async fn run(self) {
+    async fn run(mut self) {
         let mut pause = FIRST_PAUSE;
         loop {
             sleep(pause).await;
-            let Some(remote) = self.0.upgrade() else { return };
-            let queued = remote.take_queued();
-            if queued.is_empty() {
+            let Some(remote) = self.remote.upgrade() else { return };
+            let Some(mut sent) = remote.take_queued() else {
+                self.has_ended = true;
                 return;
-            }
-            let sent = queued.into_iter().map(async |queued| {
+            };
+            let has_failed = sent.queued.iter().map(async |queued| {
                 let answer = remote.send(&queued.check, None).await;
-                answer.is_err_and(|error| is_temporary(&error)).then_some(queued)
+                if let Ok(shares) = &answer {
+                    remote.shared.fallback.record_adjustment(&queued.check, shares);
+                }
+                answer.is_err_and(|error| is_temporary(&error))
             });
-            let failed: Vec<Queued> = join_all(sent).await.into_iter().flatten().collect();
-            pause = if failed.is_empty() {
+            let mut has_failed = join_all(has_failed).await.into_iter();
+            sent.queued.retain(|_| has_failed.next().expect("every settlement has an answer"));
+            pause = if sent.queued.is_empty() {
                 Duration::ZERO
             } else {
                 LONGEST_PAUSE.min(pause.max(FIRST_PAUSE) * 2)
             };
-            let mut queue = remote.settlements.0.lock();
-            queue.in_flight = 0;
-            // behind the others, so that a server that is down does not delay settlements for other servers
-            queue.tiers += failed.iter().map(|queued| queued.check.tiers().len()).sum::<usize>();
-            queue.waiting.extend(failed);
         }
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        if let Some(remote) = self.0.upgrade() {
+        if !self.has_ended
+            && let Some(remote) = self.remote.upgrade()
+        {
             // the runtime has stopped: a task on another one may take over
             remote.settlements.0.lock().is_sending = false;
         }
     }
 }
 
-/// Returns the outcome of two attempts, of which the first was not admitted. If one of them may have had an effect, the error is ambiguous.
-fn combine(
-    one: Result<CheckShares, StoreError>,
-    other: Result<CheckShares, StoreError>,
-    check: &Check,
-) -> Result<CheckShares, StoreError> {
-    match (one, other) {
-        (_, Ok(shares)) if shares.is_allowed(check) => Ok(shares),
-        (Ok(shares), _) | (_, Ok(shares)) => Ok(shares),
-        (Err(error @ StoreError::Ambiguous(_)), Err(_)) | (Err(_), Err(error)) => Err(error),
+/// Settlements that are being sent. When it is dropped, those that are left are queued again: they failed, or the runtime has stopped.
+struct SentSettlements<'a> {
+    settlements: &'a Settlements,
+    queued: Vec<Queued>,
+}
+
+impl Drop for SentSettlements<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.settlements.0.lock();
+        queue.in_flight = 0;
+        queue.tiers += self.queued.iter().map(|queued| queued.check.tiers().len()).sum::<usize>();
+        // behind the others, so that a server that is down does not delay settlements for other servers
+        queue.waiting.extend(self.queued.drain(..));
+    }
+}
+
+/// The outcome of some attempts at one operation.
+struct Attempts {
+    answer: Result<CheckShares, StoreError>,
+    /// Whether one of them has no answer, so that it may have had an effect.
+    is_unanswered: bool,
+}
+
+impl Attempts {
+    fn new(answer: Result<CheckShares, StoreError>) -> Self {
+        let is_unanswered = matches!(answer, Err(StoreError::Ambiguous(_)));
+        Self { answer, is_unanswered }
+    }
+
+    /// Adds the answer of another attempt. If there are only errors, and an attempt may have had an effect, the error is ambiguous.
+    fn and(self, other: Result<CheckShares, StoreError>, check: &Check) -> Self {
+        let other = Self::new(other);
+        let is_unanswered = self.is_unanswered || other.is_unanswered;
+        let answer = match (self.answer, other.answer) {
+            (_, Ok(shares)) if shares.is_allowed(check) => Ok(shares),
+            (Ok(shares), _) | (_, Ok(shares)) => Ok(shares),
+            (Err(error @ StoreError::Ambiguous(_)), Err(other)) if is_temporary(&other) => Err(error),
+            (Err(_), Err(error)) => Err(error),
+        };
+        Self { answer, is_unanswered }
+    }
+}
+
+/// Returns the operation on some of the tiers.
+fn part_of(check: &Check, places: &[usize]) -> Check {
+    let tiers = places.iter().map(|place| check.tiers()[*place].clone()).collect();
+    let part = Check::new(check.operation(), tiers).expect("some tiers of a check are a check");
+    match check.hold() {
+        Some(HoldCall { id, operation }) => part.with_hold(id.clone(), operation.for_tiers(places)),
+        None => part,
     }
 }
 

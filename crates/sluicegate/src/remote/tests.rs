@@ -90,7 +90,7 @@ impl RemoteStore for GatedStore {
 impl Remote {
     /// Decides one request as a limiter does.
     async fn decide_cached(
-        &self,
+        self: &Arc<Self>,
         check: &Check,
         deadline: Option<Duration>,
     ) -> Result<CheckShares, StoreError> {
@@ -770,7 +770,7 @@ impl RemoteStore for MalformedStore {
 async fn an_answer_that_does_not_fit_the_call_is_an_error_and_admits_nothing() {
     let without_tiers = CheckAnswer { at: Timestamp::default(), answers: Vec::new() };
     for answer in [Vec::new(), vec![Ok(without_tiers)]] {
-        let remote = Remote::new(Arc::new(MalformedStore(answer)), Options::default());
+        let remote = Arc::new(Remote::new(Arc::new(MalformedStore(answer)), Options::default()));
         let outcome = remote.decide(&check("k", limit(9), 1), None).await;
         assert!(matches!(outcome, Err(StoreError::Ambiguous(_))), "{outcome:?}");
     }

@@ -279,8 +279,8 @@ mod tests {
         }
     }
 
-    fn remote() -> Remote {
-        Remote::new(Arc::new(ManyServers), Options::default())
+    fn remote() -> Arc<Remote> {
+        Arc::new(Remote::new(Arc::new(ManyServers), Options::default()))
     }
 
     fn check(servers: &[u64]) -> Check {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use sluicegate::{
     Cost, Costs, Labels, Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Source,
-    limiter::{GroupHoldDecision, Request, SettleOutcome},
+    limiter::{GroupHoldDecision, Operation, Request, SettleOutcome},
 };
 use sluicegate_core::OnExpiry;
 use sluicegate_testkit::{
@@ -125,6 +125,30 @@ async fn a_hold_whose_caller_is_dropped_while_the_store_decides_is_released() {
     let (limiter, store) = on_gated_store(rules(), Duration::from_secs(60));
     let caller = limiter.clone();
     let caller = tokio::spawn(async move { hold(&caller, "r", 400).await });
+    store.received().await;
+    caller.abort();
+    assert!(caller.await.unwrap_err().is_cancelled());
+    store.permit(1_000);
+    wait::until_async("the hold is released", wait::PATIENCE, async || limiter.stats().holds.released == 1)
+        .await;
+    assert_eq!(left(&limiter).await[2..], [1_000, 2]);
+}
+
+/// The refunds of a group follow its hold.
+#[tokio::test]
+async fn a_hold_whose_caller_is_dropped_while_the_store_refunds_is_released() {
+    let (limiter, store) = on_gated_store(rules(), Duration::from_secs(60));
+    let caller = limiter.clone();
+    let caller = tokio::spawn(async move {
+        let held = labels([("tenant", "acme"), ("id", "r")]);
+        let hold = caller.label_hold(&held).unwrap();
+        let costs = hold.costs(Cost::from(400)).unwrap();
+        let refund = Request::new(labels([("address", "203.0.113.9")]), Cost::ONE);
+        let refund = refund.operation(Operation::Refund { at: None });
+        caller.hold_group(&[Request::new(held, costs), refund], hold.id().clone()).await
+    });
+    store.received().await;
+    store.permit(1);
     store.received().await;
     caller.abort();
     assert!(caller.await.unwrap_err().is_cancelled());

@@ -9,6 +9,7 @@ mod conformance;
 mod connection;
 mod group;
 mod histories;
+mod hold_attempts;
 mod hold_faults;
 mod hold_rules;
 mod label_holds;

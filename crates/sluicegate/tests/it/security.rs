@@ -1,12 +1,13 @@
-//! TLS, passwords and ACL users, and that secrets are never printed.
+//! TLS, passwords and ACL users, forged tokens of holds, and that secrets are never printed.
 
 use std::{fs, path::Path, time::Duration};
 
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use sluicegate::{
-    Cost, Labels, Limit, Limiter, Options, RedisStore, Rule, StoreError,
-    limiter::{Operation, SettleOutcome},
+    Cost, Labels, Limit, Limiter, MemoryStore, Options, RedisStore, Rule, StoreError,
+    limiter::{HoldToken, Operation, SettleOutcome},
     redis::{RedisSettings, RedisSetupError},
-    store::{Check, HoldId, Key, RemoteStore, Terms, Tier},
+    store::{Check, HoldId, Key, RemoteStore, Store, Terms, Tier},
 };
 use sluicegate_testkit::{
     server::{Flavor, Server, Setup},
@@ -265,4 +266,25 @@ async fn passwords_and_keys_are_never_printed() {
     }
     let alone = RedisStore::connect_later("redis://me@host").unwrap_err();
     assert_eq!(alone, RedisSetupError::Credentials);
+}
+
+/// A counter has another name in a token with the tag that it has anyway.
+#[tokio::test]
+async fn a_forged_token_that_names_a_counter_twice_settles_it_once() {
+    let server = Server::start(Flavor::Redis7);
+    let limit = Limit::fixed_window(100, Duration::from_secs(86_400)).unwrap();
+    let redis = RedisStore::connect(&server.url()).await.unwrap();
+    for store in [Store::from(MemoryStore::new()), Store::from(redis)] {
+        let options = Options::new().deadline(Duration::from_secs(5));
+        let limiter = Limiter::builder().store(store).options(options).build().unwrap();
+        limiter.charge_key("k", &limit, Cost::from(40)).await.unwrap();
+        let token = limiter.hold_key("k", &limit, Cost::from(10)).await.unwrap().into_token();
+        let text = String::from_utf8(URL_SAFE_NO_PAD.decode(token.to_string()).unwrap()).unwrap();
+        let tag = Key::without_rule("k").unwrap().tag();
+        let forged = format!("{text}:fixed-window:requests:1:{tag:x}:!key:k");
+        let forged: HoldToken = URL_SAFE_NO_PAD.encode(forged).parse().unwrap();
+        limiter.release(&forged).await.unwrap();
+        limiter.release(&token).await.unwrap();
+        assert_eq!(limiter.peek_key("k", &limit, Cost::ONE).await.unwrap().remaining(), Some(60));
+    }
 }
