@@ -141,13 +141,26 @@ if has_holds then
     end
   end
 
-  -- Releases some expired holds of a counter, and returns how many. A hold that would leave later than any new one is from before the
-  -- clock was set back.
+  -- Returns the last members of an index that would leave later than any new hold: they are from before the clock was set back.
+  local function members_from_future(index)
+    local latest, members = now + LONGEST, {}
+    local last = call('ZREVRANGE', KEYS[index], '0', '0', 'WITHSCORES')
+    if last[2] and tonumber(last[2]) > latest then
+      last = call('ZREVRANGE', KEYS[index], '0', string.format('%.0f', MAX_RELEASED - 1), 'WITHSCORES')
+      for place = 1, #last, 2 do
+        if tonumber(last[place + 1]) > latest then
+          members[#members + 1] = last[place]
+        end
+      end
+    end
+    return members
+  end
+
+  -- Releases some expired holds of a counter, and returns how many.
   local function release_expired(key, index, state, limit)
     local members = call('ZRANGEBYSCORE', KEYS[index], '0', string.format('%.0f', now), 'LIMIT', '0', MAX_RELEASED)
     if #members == 0 then
-      local latest = string.format('(%.0f', now + LONGEST)
-      members = call('ZREVRANGEBYSCORE', KEYS[index], '+inf', latest, 'LIMIT', '0', MAX_RELEASED)
+      members = members_from_future(index)
     end
     if #members == 0 then
       return 0
