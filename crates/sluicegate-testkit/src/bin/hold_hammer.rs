@@ -1,6 +1,6 @@
 //! Holds and settles on counters of a Redis as its arguments describe: see [`HoldHammer::from_args`].
 //!
-//! Prints `ready` when it is connected, and begins when its input ends. Each step is printed before and after it. A result that contradicts an
+//! Prints `ready` when it has started, and begins when its input ends. Each step is printed before and after it. A result that contradicts an
 //! earlier one ends the process with an error line.
 
 use std::convert::Infallible;
@@ -32,7 +32,8 @@ fn main() -> ExitCode {
 
 #[tokio::main(worker_threads = 2)]
 async fn run(hammer: HoldHammer) -> Result<Infallible, String> {
-    let store = RedisStore::connect(&hammer.url).await.map_err(|error| error.to_string())?;
+    // a lost reply to the first call is not an error
+    let store = RedisStore::connect_later(&hammer.url).map_err(|error| error.to_string())?;
     let builder = Limiter::builder().store(store).rules(hammer.tiers.rules()).options(OPTIONS);
     let limiter = builder.build().map_err(|error| error.to_string())?;
     print_line("ready\n")?;
