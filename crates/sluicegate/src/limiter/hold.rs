@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     backend::{CheckShares, Step},
-    check::{Check, HoldOperation, Tier},
+    check::{Check, CheckError, HoldOperation, MAX_TIERS, Tier},
     decision::{Decision, Source},
     key::HoldId,
     rules::{Costs, MatchError, Unit},
@@ -645,6 +645,9 @@ impl Limiter {
 impl HoldToken {
     /// Returns the check of an operation on the hold. Its limits have no effect: the store uses those that it recorded.
     fn to_check(&self, adjustment: Adjustment<'_>) -> Result<Check, Error> {
+        if self.tiers.len() > MAX_TIERS {
+            return Err(CheckError::Tiers(self.tiers.len()).into());
+        }
         let mut kept = 0_u64;
         let mut tiers = Vec::with_capacity(self.tiers.len());
         for (position, tier) in self.tiers.iter().enumerate() {

@@ -14,8 +14,8 @@ use crate::{
     rules::Unit,
 };
 
-/// The longest token, in bytes.
-const MAX_TOKEN: usize = 32 * 1024;
+/// The longest token, in bytes: longer than that of a hold with [`MAX_TIERS`] tiers and the longest names.
+const MAX_TOKEN: usize = 56 * 1024;
 /// The version of the format.
 const VERSION: &str = "1";
 /// The fields of a tier.
@@ -129,6 +129,8 @@ fn parse(text: &str) -> Option<HoldToken> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::{MAX_RULE_NAME, MAX_UNIT_NAME};
+    use sluicegate_core::hold::MAX_HOLD_ID;
 
     fn token() -> HoldToken {
         let rule = encoded_rule("tokens: a/b");
@@ -153,6 +155,24 @@ mod tests {
         assert_eq!(token.tiers[1].rule(), None);
         let empty = HoldToken { tiers: Vec::new(), ..token };
         assert_eq!(empty.to_string().parse(), Ok(empty));
+    }
+
+    #[test]
+    fn the_longest_token_survives_its_text_form() {
+        let name = "%".repeat(MAX_RULE_NAME);
+        let key = |number: usize| {
+            let rule = encoded_rule(&format!("{}{number:02}", &name[2..]));
+            Key::of_rule(&rule, &[Some(&[0xFF; 200])], Some(&[Some(b"acme")]))
+        };
+        let tier = |number| HeldTier {
+            key: key(number),
+            algorithm: Algorithm::SlidingCounter,
+            unit: "u".repeat(MAX_UNIT_NAME).as_str().into(),
+            factor: Cost::MAX,
+        };
+        let id = HoldId::new([0xFF; MAX_HOLD_ID]).unwrap();
+        let token = HoldToken { id, tiers: (0..MAX_TIERS).map(tier).collect() };
+        assert_eq!(token.to_string().parse(), Ok(token));
     }
 
     #[test]
