@@ -36,7 +36,10 @@ use axum::{
     },
 };
 use parking_lot::RwLock;
-use sluicegate::{Cost, Costs, limiter::Request};
+use sluicegate::{
+    Cost, Costs,
+    limiter::{OnConcurrency, Request},
+};
 use sluicegate_tower::{
     client::ClientAddress,
     denial::{self, CheckError, DenialFormat},
@@ -233,7 +236,7 @@ fn request(
     put(&mut labels, "ip", ip.as_bytes());
     let labels = engine.labels(labels).map_err(bad_request)?;
     // a proxy sends neither an id nor a call at the end of the request, and may allow a request after an error
-    Ok(Request::new(labels, costs).skip_concurrency())
+    Ok(Request::new(labels, costs).on_concurrency(OnConcurrency::Skip))
 }
 
 impl<'a> Query<'a> {

@@ -9,7 +9,10 @@ use std::{
 
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
-use sluicegate::{Decision, Error};
+use sluicegate::{
+    Decision, Error,
+    limiter::{OnConcurrency, Request as LimiterRequest},
+};
 use tower_service::Service;
 
 use crate::{
@@ -97,7 +100,8 @@ where
 /// Checks a request, and holds it if its cost is an estimate or an in-flight limit matches it.
 async fn check(settings: &LayerSettings, head: &Parts) -> Result<(Decision, Option<NewHold>), CheckError> {
     let labels = labels::read(settings, head)?;
-    let request = sluicegate::limiter::Request::new(&labels, settings.cost(head));
+    let request = LimiterRequest::new(&labels, settings.cost(head));
+    let request = request.on_concurrency(OnConcurrency::RejectShadow);
     // The client's `grpc-timeout` does not shorten the limiter's deadline: with a short timeout a client could force a
     // decision without the store, which allows the request if a rule fails open.
     if !settings.has_estimate {

@@ -234,6 +234,11 @@ impl HoldId {
         is_encoded(id, MAX_ENCODED * MAX_HOLD_ID).then(|| Self::of_text(id))
     }
 
+    /// Returns the id as the caller sent it. Bytes that are not text are replaced.
+    pub(crate) fn decoded(&self) -> Arc<str> {
+        decoded_rule(&self.text)
+    }
+
     /// Returns the encoded id.
     pub fn as_str(&self) -> &str {
         &self.text

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sluicegate::{
     Error, Limiter,
-    limiter::{GroupHoldDecision, Operation, Request},
+    limiter::{GroupHoldDecision, OnConcurrency, Operation, Request},
     store::HoldId,
 };
 use tracing::Instrument;
@@ -41,7 +41,7 @@ pub(super) async fn hold(
 pub(super) fn release(engine: &Engine, requests: &[Request<'_>], id: &HoldId) {
     let limiter = engine.limiter();
     let held = requests.iter().filter(|request| request.operation == Operation::Check);
-    for request in held.filter(|request| !request.skips_concurrency) {
+    for request in held.filter(|request| request.on_concurrency != OnConcurrency::Skip) {
         match limiter.hold_token(request, id.clone()) {
             Ok(token) => limiter.release_later(token),
             Err(error) => tracing::warn!("a hold was not released, it expires instead: {error}"),

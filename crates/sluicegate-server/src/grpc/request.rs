@@ -9,7 +9,7 @@ use std::{fmt::Display, time::Duration};
 use sluicegate::{
     Cost, Labels,
     label_policy::CleanError,
-    limiter::{LimitOverride, Operation, Request},
+    limiter::{LimitOverride, OnConcurrency, Operation, Request},
     store::HoldId,
 };
 
@@ -110,7 +110,10 @@ pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<RateLi
             if has_end || descriptor.is_negative_hits { None } else { engine.limiter().label_hold(&labels) };
         let hits = cost(hits(request, descriptor).unwrap_or(DEFAULT_HITS));
         let Some(held) = held else {
-            call.requests.push(read_descriptor(descriptor, Request::new(labels, hits).skip_concurrency()));
+            call.requests.push(read_descriptor(
+                descriptor,
+                Request::new(labels, hits).on_concurrency(OnConcurrency::Skip),
+            ));
             continue;
         };
         if call.hold.as_ref().is_some_and(|id| id != held.id()) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sluicegate::{
     Cost, Labels, Limit, Limiter, ManualClock, MemoryStore, Rule, Timestamp,
-    limiter::{HoldDecision, Request, SettleOutcome},
+    limiter::{HoldDecision, OnConcurrency, Request, SettleOutcome},
     store::HoldId,
 };
 use sluicegate_server::{
@@ -120,7 +120,7 @@ async fn a_settlement_is_not_another_request_in_the_history() {
 #[tokio::test]
 async fn skipped_rules_and_queued_settlements_are_counted() {
     let engine = Engine::new(Limiter::new(FailingStore::not_run(), [in_flight(3)]).unwrap());
-    engine.decide(CALLER, &request(1).skip_concurrency()).await.unwrap();
+    engine.decide(CALLER, &request(1).on_concurrency(OnConcurrency::Skip)).await.unwrap();
     assert_eq!(adjust(&engine, "a", settle()).await, SettleOutcome::Queued);
     let renewal = HoldAdjustment::Renew(Duration::from_secs(1));
     let token = engine.limiter().hold_token(&request(1), HoldId::new("a").unwrap()).unwrap();

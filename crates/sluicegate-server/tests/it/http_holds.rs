@@ -151,7 +151,10 @@ async fn the_same_hold_again_gets_the_first_answer() {
     assert_eq!(api.ok("/v1/peek", peek).await["allowed"], true);
     let other = with(hold("a"), json!({"cost": {"tokens": 1}}));
     let detail = api.problem(StatusCode::CONFLICT, "/v1/hold", other).await;
-    assert_eq!(detail, "id a belongs to a hold with another cost, or to one that has ended: use another id");
+    assert_eq!(
+        detail,
+        r#"id "a" belongs to a hold with another cost, or to one that has ended: use another id"#
+    );
     api.ok("/v1/release", hold_of("a")).await;
     api.problem(StatusCode::CONFLICT, "/v1/hold", hold("a")).await;
 }
@@ -236,6 +239,20 @@ async fn a_check_that_needs_a_hold_is_rejected_and_forward_auth_skips_the_rule()
         let (status, _) = api.send(Request::get("/v1/auth?tenant=acme").body(Body::empty()).unwrap()).await;
         assert_eq!(status, StatusCode::OK);
     }
+}
+
+#[tokio::test]
+async fn a_check_skips_a_concurrency_rule_that_only_observes() {
+    let api = Api::new([Rule::new("in-flight", Limit::concurrency(1).unwrap()).per(["tenant"]).shadow()]);
+    for _ in 0..2 {
+        let checked = api.ok("/v1/check", json!({"labels": {"tenant": "acme"}})).await;
+        assert_eq!((&checked["allowed"], &checked["source"]), (&json!(true), &json!("unmatched")));
+    }
+    let held = api.ok("/v1/hold", hold_of("job 1: \"x\"")).await;
+    assert_eq!((&held["tiers"][0]["rule"], &held["tiers"][0]["remaining"]), (&json!("in-flight"), &json!(0)));
+    let conflict = with(hold_of("job 1: \"x\""), json!({"cost": 2}));
+    let detail = api.problem(StatusCode::CONFLICT, "/v1/hold", conflict).await;
+    assert!(detail.starts_with(r#"id "job 1: \"x\"" belongs"#), "{detail}");
 }
 
 #[tokio::test]

@@ -148,7 +148,7 @@ async fn errors_name_the_fix() {
     api.run(&["SG.HOLD a 0 1 tenant acme"]).await;
     assert_eq!(
         api.run(&["SG.HOLD a 0 2 tenant acme"]).await,
-        "-CONFLICT id a belongs to a hold with another cost, or to one that has ended: use another id"
+        "-CONFLICT id \"a\" belongs to a hold with another cost, or to one that has ended: use another id"
     );
 }
 

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use super::{
     Error, Limiter,
-    request::{LimitOverride, Request, Subject},
+    request::{LimitOverride, OnConcurrency, Request, Subject},
 };
 use crate::{
     backend::{CheckShares, Step},
@@ -129,22 +129,36 @@ pub(super) enum ConcurrencyRules {
     Apply,
     /// They are skipped.
     Skip,
-    /// They are an error.
+    /// Enforced ones are an error, shadow ones are skipped.
     Reject,
+    /// They are an error.
+    RejectAll,
 }
 
 impl ConcurrencyRules {
     /// Returns how a request of a group that is held uses them.
     pub(super) fn of_held(request: &Request<'_>) -> Self {
-        if request.skips_concurrency { Self::Skip } else { Self::Apply }
+        if request.on_concurrency == OnConcurrency::Skip { Self::Skip } else { Self::Apply }
     }
 
     /// Returns how a request that is not a hold uses them.
     pub(super) fn of(request: &Request<'_>) -> Self {
         match request.operation {
             Operation::Peek => Self::Apply,
-            Operation::Check if !request.skips_concurrency => Self::Reject,
-            Operation::Check | Operation::Charge | Operation::Refund { .. } => Self::Skip,
+            Operation::Check => match request.on_concurrency {
+                OnConcurrency::Reject => Self::Reject,
+                OnConcurrency::RejectShadow => Self::RejectAll,
+                OnConcurrency::Skip => Self::Skip,
+            },
+            Operation::Charge | Operation::Refund { .. } => Self::Skip,
+        }
+    }
+
+    fn rejects(self, effect: &Effect) -> bool {
+        match self {
+            Self::Apply | Self::Skip => false,
+            Self::Reject => !effect.is_shadow(),
+            Self::RejectAll => true,
         }
     }
 }
@@ -258,7 +272,7 @@ impl MatchedRules {
         }
         for mut applied in applied.into_iter().filter(|applied| selection.contains(applied.rule, labels)) {
             if is_concurrency(&applied) && concurrency != ConcurrencyRules::Apply {
-                if concurrency == ConcurrencyRules::Reject {
+                if concurrency.rejects(&applied.effect) {
                     return Err(Error::NeedsHold { rule: Some(Arc::clone(&applied.rule.name)) });
                 }
                 self.has_skipped |= request.operation == Operation::Check;
@@ -292,8 +306,7 @@ impl MatchedRules {
     }
 
     fn add_denial(&mut self, rule: &Rule, effect: &Effect) {
-        let (Effect::Limit { shadow, .. } | Effect::Deny { shadow, .. }) = effect;
-        self.denials.push(denial(Some(&rule.name), &rule.unit, mode(*shadow)));
+        self.denials.push(denial(Some(&rule.name), &rule.unit, mode(effect.is_shadow())));
     }
 
     /// Adds the counter of a request that brings a limit and matches no rule.

@@ -97,7 +97,7 @@ impl Limiter {
     /// [`Limiter::settle_labels`].
     ///
     /// A concurrency rule counts the request once, times its own cost. It is skipped if it matches only requests that
-    /// [skip](Request::skip_concurrency) concurrency rules; the charges of such requests are not corrected.
+    /// [skip](super::OnConcurrency::Skip) concurrency rules; the charges of such requests are not corrected.
     ///
     /// The id is not trusted. If one of the counters already has a hold with this id, nothing is held: the request is charged like a check, or
     /// denied if an enforced concurrency rule matches.

@@ -60,7 +60,7 @@ pub use self::{
     hold::{Hold, HoldDecision, HoldRequest, SettleOutcome, SettledTier, Settlement},
     hold_token::{HoldToken, HoldTokenError},
     label_hold::{GroupHoldDecision, LabelHold},
-    request::{LimitOverride, Request, RuleSelection, Subject},
+    request::{LimitOverride, OnConcurrency, Request, RuleSelection, Subject},
     reset::{DeletedCounter, Reset, UnmatchedRule},
 };
 
@@ -150,7 +150,7 @@ pub enum Error {
     )]
     HoldTtl(Duration),
     /// The id belongs to a hold with another cost, or to one that has ended. Nothing was charged.
-    #[error("id {0} belongs to a hold with another cost, or to one that has ended: use another id")]
+    #[error("id {:?} belongs to a hold with another cost, or to one that has ended: use another id", .0.decoded())]
     HoldConflict(HoldId),
     /// A counter has too many live holds. Nothing was charged.
     #[error("{} has {MAX_LIVE_HOLDS} live holds, or memory is full: settle or release holds, or use a shorter ttl", named(rule.as_deref()))]

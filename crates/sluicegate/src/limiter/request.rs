@@ -37,9 +37,21 @@ pub struct Request<'a> {
     pub operation: Operation,
     /// How long the caller waits, if that is shorter than the limiter's deadline.
     pub deadline: Option<Duration>,
-    /// Whether concurrency rules are skipped. Otherwise a check that matches one of them is an error, because only a
-    /// [hold](super::Limiter::hold) can be counted.
-    pub skips_concurrency: bool,
+    /// What a check does with the concurrency rules that it matches.
+    pub on_concurrency: OnConcurrency,
+}
+
+/// What a check does with the concurrency rules that it matches. Only a [hold](super::Limiter::hold) can be counted by them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnConcurrency {
+    /// An enforced rule is an error. A shadow rule is skipped, because it never denies.
+    #[default]
+    Reject,
+    /// An enforced or a shadow rule is an error: the caller then holds the request.
+    RejectShadow,
+    /// All of them are skipped.
+    Skip,
 }
 
 /// The counters and the cost of a request.
@@ -104,7 +116,12 @@ impl<'a> Request<'a> {
     }
 
     fn check(subject: Subject<'a>) -> Self {
-        Self { subject, operation: Operation::Check, deadline: None, skips_concurrency: false }
+        Self {
+            subject,
+            operation: Operation::Check,
+            deadline: None,
+            on_concurrency: OnConcurrency::default(),
+        }
     }
 
     /// Sets the operation.
@@ -119,10 +136,10 @@ impl<'a> Request<'a> {
         Self { deadline, ..self }
     }
 
-    /// Skips concurrency rules, instead of returning an error.
+    /// Sets what a check does with concurrency rules.
     #[must_use]
-    pub fn skip_concurrency(self) -> Self {
-        Self { skips_concurrency: true, ..self }
+    pub fn on_concurrency(self, on_concurrency: OnConcurrency) -> Self {
+        Self { on_concurrency, ..self }
     }
 
     /// Restricts the request to some of the rules. No effect on a request for a key.
@@ -145,7 +162,7 @@ impl<'a> Request<'a> {
 
     /// Copies borrowed data.
     pub fn into_owned(self) -> Request<'static> {
-        let Self { subject, operation, deadline, skips_concurrency } = self;
+        let Self { subject, operation, deadline, on_concurrency } = self;
         let subject = match subject {
             Subject::Labels { labels, costs, rules, limit } => {
                 Subject::Labels { labels: Cow::Owned(labels.into_owned()), costs, rules, limit }
@@ -154,7 +171,7 @@ impl<'a> Request<'a> {
                 Subject::Key { key: Cow::Owned(key.into_owned()), limit, cost }
             }
         };
-        Request { subject, operation, deadline, skips_concurrency }
+        Request { subject, operation, deadline, on_concurrency }
     }
 
     /// Returns the cost in this unit.

@@ -78,6 +78,14 @@ pub enum Effect {
     },
 }
 
+impl Effect {
+    /// Whether the rule only observes.
+    pub(crate) fn is_shadow(&self) -> bool {
+        let (Self::Limit { shadow, .. } | Self::Deny { shadow, .. }) = self;
+        *shadow
+    }
+}
+
 /// Why a rule denies without counting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenialReason {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use sluicegate::{
     Cost, Costs, Error, Labels, Limit, Limiter, Rule, Source,
-    limiter::{HoldToken, Request, SettleOutcome},
-    store::HoldId,
+    limiter::{HoldToken, OnConcurrency, Request, SettleOutcome},
+    store::{HoldId, MAX_TIERS},
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -87,12 +87,40 @@ async fn a_plain_check_of_an_in_flight_rule_is_an_error_unless_it_skips_it() {
     assert!(matches!(limiter.check_key("k", &limit, Cost::ONE).await, Err(Error::NeedsHold { rule: None })));
     assert_eq!(remaining(&limiter).await, Some(1), "a peek shows the free slot");
 
-    let request = Request::new(&labels, tokens(7)).skip_concurrency();
+    let request = Request::new(&labels, tokens(7)).on_concurrency(OnConcurrency::Skip);
     let decision = limiter.start(&request).unwrap().decision().await.unwrap();
     assert_eq!((decision.rule(), decision.remaining()), (Some("tokens"), Some(93)));
     assert_eq!(limiter.stats().skipped_concurrency, 1);
     let charged = limiter.charge(&labels, tokens(3)).await.unwrap();
     assert_eq!((charged.tiers.len(), charged.remaining()), (1, Some(90)), "a charge has no part in flight");
+}
+
+#[tokio::test]
+async fn a_plain_check_skips_a_concurrency_rule_that_only_observes_unless_the_caller_can_hold() {
+    let limiter = Limiter::in_memory([in_flight(1).shadow(), budget("tokens", 100)]).unwrap();
+    let labels = Labels::default();
+    let decision = limiter.check(&labels, tokens(7)).await.unwrap();
+    assert_eq!((decision.tiers.len(), decision.remaining()), (1, Some(93)));
+    assert_eq!(limiter.stats().skipped_concurrency, 1);
+    let request = Request::new(&labels, tokens(7)).on_concurrency(OnConcurrency::RejectShadow);
+    assert!(matches!(limiter.start(&request), Err(Error::NeedsHold { .. })));
+    for allowed in 0..2 {
+        let hold = limiter.hold(&labels, tokens(7)).await.unwrap();
+        assert!(hold.is_allowed(), "{allowed} were allowed before");
+        hold.into_token();
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_by_labels_that_match_too_many_rules_is_an_error() {
+    let rules = (0..=MAX_TIERS).map(|number| budget(&format!("tokens-{number}"), 100));
+    let limiter = Limiter::in_memory(rules).unwrap();
+    let request = Request::new(Labels::default(), Cost::ZERO);
+    let token = limiter.hold_token(&request, HoldId::new("id").unwrap()).unwrap();
+    let nothing = Costs::new::<&str>([]).unwrap();
+    for costs in [nothing, tokens(1)] {
+        assert!(matches!(limiter.settle(&token, costs).await, Err(Error::Check(_))));
+    }
 }
 
 #[tokio::test]

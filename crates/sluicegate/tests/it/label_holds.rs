@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use sluicegate::{
     Cost, Costs, Labels, Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Source,
-    limiter::{GroupHoldDecision, Operation, Request, SettleOutcome},
+    limiter::{GroupHoldDecision, OnConcurrency, Operation, Request, SettleOutcome},
 };
 use sluicegate_core::OnExpiry;
 use sluicegate_testkit::{
@@ -39,7 +39,8 @@ async fn hold(limiter: &Limiter, id: &str, estimate: u64) -> GroupHoldDecision {
     let held = labels([("tenant", "acme"), ("id", id)]);
     let hold = limiter.label_hold(&held).unwrap();
     let costs = hold.costs(Cost::new(estimate).unwrap()).unwrap();
-    let address = Request::new(labels([("address", "203.0.113.9")]), Cost::ONE).skip_concurrency();
+    let address =
+        Request::new(labels([("address", "203.0.113.9")]), Cost::ONE).on_concurrency(OnConcurrency::Skip);
     limiter.hold_group(&[address, Request::new(held, costs)], hold.id().clone()).await.unwrap()
 }
 

@@ -269,6 +269,16 @@ async fn only_requests_that_need_it_are_held() {
 }
 
 #[tokio::test]
+async fn a_concurrency_rule_that_only_observes_counts_requests_and_denies_none() {
+    let limiter = Limiter::in_memory([in_flight(1).shadow()]).unwrap();
+    let app = Router::new().fallback(get(async || ())).layer(RateLimitLayer::new(limiter.clone()).path());
+    let address = serve(app).await;
+    let responses = [fetch(address, "/").await, fetch(address, "/").await];
+    assert_eq!(responses.map(|response| response.status().as_u16()), [200, 200]);
+    assert!(limiter.stats().holds.held > 0);
+}
+
+#[tokio::test]
 async fn a_request_that_no_rule_matches_or_a_rule_blocks_is_not_held() {
     let blocked =
         in_flight(1).when("path", "/blocked").with_override(sluicegate::Override::default().blocked());
