@@ -78,7 +78,8 @@ pub async fn table(effort: Effort, progress: &Progress) -> Result<Table> {
     }
     Ok(Table {
         name: NAME.to_owned(),
-        what: "one hold, which is released, on one concurrency counter with 10 to 10,000 other live holds".to_owned(),
+        what: "one hold, which is released, on one concurrency counter with 10 to 10,000 other live holds"
+            .to_owned(),
         rounds: effort.rounds,
         columns: turn::columns(),
         rows,

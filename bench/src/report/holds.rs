@@ -8,12 +8,10 @@ use crate::stats::ABOUT;
 
 /// Returns the page.
 pub fn page(report: &Report) -> String {
-    let machine = &report.machine;
     let mut page = format!(
         "# Benchmarks of holds\n\n\
          <!-- written by scripts/bench holds --write docs; do not edit -->\n\n\
-         {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, Redis {redis}, {rustc}; load averages {load} before, \
-         {after} after. {peers}. Command: `{command}`.\n\n\
+         {environment} Command: `{command}`.\n\n\
          An operation is one hold and its settlement or release. Clients and Redis share the {cores} cores. Contestants take turns; \
          each figure is the median of the rounds, with (lowest..highest). A ratio is computed within each round, and its median is \
          shown. Identical runs on a shared machine differ by 30 %: compare ratios and CPU times, not rates. *about* is reached within a \
@@ -24,16 +22,8 @@ pub fn page(report: &Report) -> String {
          repeated, forgets a hold that has expired, and does not know an id that was settled.\n\
          * *sluicegate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s: `hold` and `Hold::settle` or \
          `Hold::release`.\n\n",
-        date = machine.date,
-        revision = machine.revision,
-        cores = machine.cores,
-        model = machine.model,
-        kernel = machine.kernel,
-        redis = machine.redis,
-        rustc = machine.rustc,
-        load = machine.load,
-        after = report.load_after,
-        peers = machine.peers.join(", "),
+        environment = report.environment(),
+        cores = report.machine.cores,
         command = report.command,
     );
     page.push_str(NOT_MEASURED);

@@ -8,12 +8,10 @@ use crate::stats::ABOUT;
 
 /// Returns the page.
 pub fn page(report: &Report) -> String {
-    let machine = &report.machine;
     let mut page = format!(
         "# Benchmarks of leases\n\n\
          <!-- written by scripts/bench leases --write docs; do not edit -->\n\n\
-         {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, Redis {redis}, {rustc}; load averages {load} before, \
-         {after} after. {peers}. Command: `{command}`.\n\n\
+         {environment} Command: `{command}`.\n\n\
          A limit with a lease lets each process charge requests of a hot key in advance and decide them without a call to Redis. The \
          leases of this page are 1 % of the limit with the default lifetime. Clients and Redis share the {cores} cores. Contestants take \
          turns; each figure is the median of the rounds, with (lowest..highest). A ratio is computed within each round, and its median is \
@@ -24,16 +22,8 @@ pub fn page(report: &Report) -> String {
          * *sluicegate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s.\n\n\
          A process keeps at most 65,536 sets of counters with leases or recent demand, of at most 512 bytes each without the text of long \
          keys: 32 MiB. A test asserts both bounds. The counts that find hot keys take 512 KiB, once a limit with a lease is used.\n\n",
-        date = machine.date,
-        revision = machine.revision,
-        cores = machine.cores,
-        model = machine.model,
-        kernel = machine.kernel,
-        redis = machine.redis,
-        rustc = machine.rustc,
-        load = machine.load,
-        after = report.load_after,
-        peers = machine.peers.join(", "),
+        environment = report.environment(),
+        cores = report.machine.cores,
         command = report.command,
     );
     page.push_str(NOT_MEASURED);

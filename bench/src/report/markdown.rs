@@ -5,30 +5,20 @@ use crate::stats::{ABOUT, Table};
 
 /// Returns the page.
 pub fn page(report: &Report) -> String {
-    let machine = &report.machine;
     let mut page = format!(
         "# Benchmarks\n\n\
          <!-- written by scripts/bench --write docs; do not edit -->\n\n\
          The figures below are on loopback. For deployments with a network between client and Redis, see [benchmarks with a \
          network round trip](benchmarks-network.md).\n\n\
-         {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, Redis {redis}, {rustc}; \
-         load averages {load} before, {after} after. {peers}.\n\n\
+         {environment}\n\n\
          <!-- not run: it takes half an hour -->\n```sh\n{command}\n```\n\n\
          Client and Redis share the {cores} cores. Contestants take turns for the number of rounds given with each table; each figure is \
          the median, with (lowest..highest). A ratio is computed within each round, and its median is shown. Identical runs on a shared \
          machine differ by 30 %: compare ratios and CPU per decision, not rates, and treat a ratio below 1.3 as noise unless its whole \
          spread is on one side of 1. *about 1.0* is reached up to {ABOUT}.\n\n\
          ![decisions per second, Redis-backed](benchmarks/redis.svg)\n\n",
-        date = machine.date,
-        revision = machine.revision,
-        cores = machine.cores,
-        model = machine.model,
-        kernel = machine.kernel,
-        redis = machine.redis,
-        rustc = machine.rustc,
-        load = machine.load,
-        after = report.load_after,
-        peers = machine.peers.join(", "),
+        environment = report.environment(),
+        cores = report.machine.cores,
         command = report.command,
     );
     page.push_str(NOT_MEASURED);

@@ -34,6 +34,17 @@ impl Report {
         self.remote.iter().chain(&self.local)
     }
 
+    /// Returns when and where the figures were measured, as sentences.
+    fn environment(&self) -> String {
+        let Machine { date, revision, cores, model, kernel, redis, rustc, load, peers } = &self.machine;
+        let after = &self.load_after;
+        let peers = if peers.is_empty() { String::new() } else { format!(" {}.", peers.join(", ")) };
+        format!(
+            "{date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, Redis {redis}, {rustc}; load averages {load} before, \
+             {after} after.{peers}"
+        )
+    }
+
     /// Writes the page, its chart and its figures into `directory`.
     pub fn write(&self, directory: &Path) -> Result<()> {
         let charts = directory.join("benchmarks");

@@ -13,12 +13,10 @@ use crate::{
 /// Returns the page.
 pub fn page(network: &NetworkReport) -> String {
     let report = &network.report;
-    let machine = &report.machine;
     let mut page = format!(
         "# Benchmarks with a network round trip\n\n\
          <!-- written by scripts/bench network --write docs; do not edit -->\n\n\
-         {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, Redis {redis}, {rustc}; load averages {load} \
-         before, {after} after. {peers}. Command: `{command}`.\n\n\
+         {environment} Command: `{command}`.\n\n\
          ![decisions per second by round trip](benchmarks/network.svg)\n\n\
          A proxy between the clients and Redis delays every byte by half a round trip in each direction. *loopback* is a direct \
          connection. Contestants take turns; each figure is the median of the rounds, with (lowest..highest). A ratio is computed \
@@ -28,16 +26,7 @@ pub fn page(network: &NetworkReport) -> String {
          * *fred* is a pool of four connections with the same script.\n\
          * *sluicegate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s.\n\n\
          All set `TCP_NODELAY`. The scripts are in `bench/src/remote/lua`; limits are never reached, unless the table states otherwise.\n\n",
-        date = machine.date,
-        revision = machine.revision,
-        cores = machine.cores,
-        model = machine.model,
-        kernel = machine.kernel,
-        redis = machine.redis,
-        rustc = machine.rustc,
-        load = machine.load,
-        after = report.load_after,
-        peers = machine.peers.join(", "),
+        environment = report.environment(),
         command = report.command,
     );
     page.push_str(NOT_MEASURED);

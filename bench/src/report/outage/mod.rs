@@ -14,24 +14,14 @@ const BEFORE: &str = include_str!("before.json");
 /// Returns the page.
 pub fn page(report: &Report) -> Result<String> {
     let before: Report = serde_json::from_str(BEFORE)?;
-    let machine = &report.machine;
     let mut page = format!(
         "# Benchmarks with store failures\n\n\
          <!-- written by scripts/bench outage --write docs; do not edit -->\n\n\
          How many decisions does the [failure policy](configuration.md#failure-policies) make when connections to Redis are lost, when Redis \
          is unreachable for a short time, and when the CPU is busy? Use these figures to choose `store.deadline` and \
          `on_store_failure`.\n\n\
-         {date}, revision {revision}: {cores} cores ({model}), Linux {kernel}, Redis {redis}, {rustc}; load averages {load} \
-         before, {after} after. Command: `{command}`.\n\n",
-        date = machine.date,
-        revision = machine.revision,
-        cores = machine.cores,
-        model = machine.model,
-        kernel = machine.kernel,
-        redis = machine.redis,
-        rustc = machine.rustc,
-        load = machine.load,
-        after = report.load_after,
+         {environment} Command: `{command}`.\n\n",
+        environment = report.environment(),
         command = report.command,
     );
     page.push_str(CONCLUSIONS);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use super::{Inner, Limiter, hold::HoldCounters};
+use super::{Inner, Limiter, hold_counters::HoldCounters};
 use crate::{
     backend::Backend,
     memory::MemoryStore,

@@ -11,9 +11,9 @@ use super::{
     Error, GroupDecision, Limiter, Request, SettleOutcome, Settlement,
     decide::{ConcurrencyRules, MatchedRules, TierDecisions},
     group::JointCheck,
-    hold::Adjustment,
     hold_token::{HeldTier, HoldToken},
     pending_hold::ReleasedIfDropped,
+    settlement::Adjustment,
 };
 use crate::{
     backend::Step,

@@ -16,11 +16,13 @@ mod builder;
 mod decide;
 mod group;
 mod hold;
+mod hold_counters;
 mod hold_token;
 mod label_hold;
 mod pending_hold;
 mod request;
 mod reset;
+mod settlement;
 
 use std::{
     fmt,
@@ -51,17 +53,18 @@ use crate::{
 
 pub use sluicegate_core::{OnExpiry, Operation};
 
-use self::hold::HoldCounters;
+use self::hold_counters::HoldCounters;
 pub use self::{
     adjust::{Charge, Refund},
     builder::LimiterBuilder,
     decide::{PendingDecision, Progress},
     group::GroupDecision,
-    hold::{Hold, HoldDecision, HoldRequest, SettleOutcome, SettledTier, Settlement},
+    hold::{Hold, HoldDecision, HoldRequest},
     hold_token::{HoldToken, HoldTokenError},
     label_hold::{GroupHoldDecision, LabelHold},
     request::{LimitOverride, OnConcurrency, Request, RuleSelection, Subject},
     reset::{DeletedCounter, Reset, UnmatchedRule},
+    settlement::{SettleOutcome, SettledTier, Settlement},
 };
 
 /// Decides requests by rules, or by a limit given with the request. Cheap to clone.
