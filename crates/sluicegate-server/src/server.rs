@@ -41,6 +41,8 @@ pub const DRAIN_NOTICE: Duration = Duration::from_secs(2);
 /// How many files are open apart from connections: the store, the configuration and the log. The files of
 /// [`NoStealRuntime`] are added to this.
 const OTHER_FILES: usize = 100;
+/// How long the end of the server waits for settlements in the background.
+const MAX_FLUSH: Duration = Duration::from_millis(500);
 
 /// How many round trips to the store are measured at start-up.
 const ROUND_TRIPS: usize = 5;
@@ -262,7 +264,7 @@ impl Server {
         self.accept.shutdown.stop();
         while front_ends.join_next().await.is_some() {}
         self.engine.limiter().return_leases().await;
-        self.warn_of_queued_settlements();
+        self.flush_settlements().await;
         history.abort();
         reach_store.abort();
         if let Some(key_scan) = key_scan {
@@ -277,12 +279,12 @@ impl Server {
         }
     }
 
-    /// Logs the settlements that were answered `queued` and end with this process.
-    fn warn_of_queued_settlements(&self) {
-        let waiting = self.engine.limiter().stats().holds.waiting;
-        if waiting > 0 {
+    /// Waits for settlements in the background, and logs those that the store does not answer: they are lost with this process.
+    async fn flush_settlements(&self) {
+        let left = self.engine.limiter().flush_settlements(MAX_FLUSH).await;
+        if left > 0 {
             tracing::warn!(
-                "settlements of holds that the store did not answer are lost: {waiting}; these holds expire"
+                "settlements of holds that the store did not answer are lost: {left}; these holds expire"
             );
         }
     }

@@ -203,9 +203,10 @@ impl HoldId {
         }
     }
 
-    /// Creates an id from any bytes that are not empty; long ones are hashed.
+    /// Creates an id from any bytes; long ones are hashed. No bytes are an id like any other: to the stores, an empty text is no id.
     pub fn hashed(id: impl AsRef<[u8]>) -> Self {
-        Self::of_text(identity(&[Some(id.as_ref())]).as_str())
+        let value = Some(id.as_ref()).filter(|id| !id.is_empty());
+        Self::of_text(identity(&[value]).as_str())
     }
 
     /// Creates an id that no other hold has.

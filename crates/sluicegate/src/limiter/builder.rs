@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use super::{Inner, Limiter, hold_counters::HoldCounters};
+use super::{Inner, Limiter, hold_counters::HoldCounters, pending_hold::UnfinishedCount};
 use crate::{
     backend::Backend,
     memory::MemoryStore,
@@ -67,6 +67,7 @@ impl LimiterBuilder {
                 rules,
                 skipped_concurrency: 0.into(),
                 holds: HoldCounters::default(),
+                unfinished: UnfinishedCount::default(),
             }),
             deadline: None,
         })

@@ -392,12 +392,15 @@ impl PreparedCheck {
         }
         match remote.decide(&self.check, deadline).await {
             Ok(shares) => {
+                use HoldOutcome::{Conflict, Full, Repeated};
+                let holds = &shares.holds;
+                // the answers to an id that is known, and to a hold on a counter that is full, have no usage
+                let has_usage = !holds.iter().any(|hold| matches!(hold.outcome, Conflict | Full));
                 for (position, share) in &shares.shares {
-                    let holds = &shares.holds;
                     // the answer to a repeated hold has the usage of its first attempt
-                    let is_repeated =
-                        holds.get(*position).is_some_and(|hold| hold.outcome == HoldOutcome::Repeated);
+                    let is_repeated = holds.get(*position).is_some_and(|hold| hold.outcome == Repeated);
                     if let (Some(at), Source::Store) = (shares.at, shares.source)
+                        && has_usage
                         && !is_repeated
                         && self.tiers[*position].on_store_failure == OnStoreFailure::Local
                     {

@@ -16,7 +16,7 @@ use super::{
         without_counters,
     },
     label_hold::{GroupHold, GroupHoldDecision},
-    pending_hold::UnreturnedHold,
+    pending_hold::ReleaseUnlessReturned,
 };
 use crate::{
     backend::{Backend, Step},
@@ -123,7 +123,7 @@ impl Limiter {
         if refunds.tiers.is_empty() || !group.overall.is_allowed() {
             return Ok(GroupHoldDecision { group, is_held });
         }
-        let unreturned = UnreturnedHold::new(self, made);
+        let unreturned = ReleaseUnlessReturned::new(self, made);
         let deadline = if is_degraded {
             Some(Duration::ZERO)
         } else {

@@ -7,12 +7,13 @@ use sluicegate_core::{
     hold::{DEFAULT_HOLD_TTL, MAX_HOLD_TTL, MIN_HOLD_TTL},
     step::Mode,
 };
+use tokio::runtime::Handle;
 
 use super::{
     Error, Limiter, Request, SettleOutcome, Settlement,
     decide::{ConcurrencyRules, MatchedRules, PreparedCheck, TierDecisions, TierInfo, without_counters},
     hold_token::{HeldTier, HoldToken},
-    pending_hold::{ReleasedIfDropped, UnansweredHold},
+    pending_hold::{HoldInProgress, ReleaseOnDrop},
 };
 use crate::{
     backend::Step,
@@ -58,6 +59,8 @@ pub struct Hold {
     decision: HoldDecision,
     /// The token, until the hold is settled or the caller takes it.
     open: Option<HoldToken>,
+    /// The runtime that made the hold, for a guard that is dropped elsewhere. The memory store needs none.
+    runtime: Option<Handle>,
 }
 
 impl<'a> HoldRequest<'a> {
@@ -97,14 +100,15 @@ impl<'a> HoldRequest<'a> {
         if is_denied || tiers.is_empty() {
             let source = without_counters(!denials.is_empty());
             let decision = Decision::from_tiers(denials, None, source);
-            let token = decision.is_allowed().then(|| HoldToken { id, tiers: Vec::new() });
+            let token =
+                decision.is_allowed().then(|| HoldToken { id, tiers: Vec::new(), is_confirmed: true });
             return Ok(HoldDecision { decision, token, expires_at: None, ttl, is_repeated: false });
         }
         let held = tiers.iter().zip(&infos).map(|(tier, info)| HeldTier::new(tier, info)).collect();
         let check = Check::from_tiers(Operation::Check, tiers)?;
         let check = check.with_hold(id.clone(), HoldOperation::Hold { ttl });
         let mut prepared = PreparedCheck { check, tiers: infos };
-        let unanswered = UnansweredHold { limiter: limiter.clone(), id, ttl, held, denials };
+        let unanswered = HoldInProgress { limiter: limiter.clone(), id, ttl, held, denials };
         match limiter.inner.backend.start(&prepared.check) {
             Step::Decided(shares) => unanswered.answered(prepared.decisions(shares)),
             Step::Remote(remote) => {
@@ -114,7 +118,7 @@ impl<'a> HoldRequest<'a> {
                 if has_own_id {
                     deciding.await
                 } else {
-                    ReleasedIfDropped::new(limiter, deciding, |held| held.token).await
+                    ReleaseOnDrop::new(limiter, deciding, |held| held.token).await
                 }
             }
         }
@@ -139,7 +143,8 @@ pub(super) fn held_decision(
     let is_repeated = holds.iter().any(|hold| hold.outcome == HoldOutcome::Repeated);
     let expires_at = holds.iter().filter(|hold| is_made(hold)).map(|hold| hold.expires_at).min();
     let made_at = holds.iter().filter(|hold| is_made(hold)).map(|hold| hold.at).max();
-    let token = HoldToken { id, tiers: decisions.held_tiers(held) };
+    let is_confirmed = decisions.failure.is_none();
+    let token = HoldToken { id, tiers: decisions.held_tiers(held), is_confirmed };
     let mut decision = decisions.combine(denials);
     if is_repeated {
         decision.at = made_at;
@@ -155,15 +160,16 @@ fn is_made(hold: &HoldAnswer) -> bool {
 impl TierDecisions {
     /// Returns the tiers that have the hold, or that may have it because the store did not answer.
     pub(super) fn held_tiers(&self, tiers: Vec<HeldTier>) -> Vec<HeldTier> {
-        let tiers = tiers.into_iter().enumerate().filter(|(position, _)| self.may_hold(*position));
+        let tiers = tiers.into_iter().enumerate().filter(|(position, _)| self.may_be_held(*position));
         tiers.map(|(_, tier)| tier).collect()
     }
 
-    /// Returns the tiers whose answer confirms that this request made the hold. Without an answer, a request with an untrusted id must not
-    /// end a hold with the same id.
-    pub(super) fn made_tiers(&self, tiers: Vec<HeldTier>) -> Vec<HeldTier> {
+    /// Returns the token of a hold with an untrusted id, with the tiers for which the store confirms that this request made the hold. Without
+    /// an answer of the store there is none: the id may be that of another hold, so a hold that a failure policy made expires.
+    pub(super) fn made_token(&self, id: HoldId, tiers: Vec<HeldTier>) -> Option<HoldToken> {
         let tiers = tiers.into_iter().enumerate().filter(|(position, _)| self.has_made(*position));
-        tiers.map(|(_, tier)| tier).collect()
+        let tiers = tiers.map(|(_, tier)| tier).collect();
+        self.failure.is_none().then_some(HoldToken { id, tiers, is_confirmed: true })
     }
 
     /// Whether an answer confirms that this request made the hold of a tier.
@@ -172,7 +178,7 @@ impl TierDecisions {
     }
 
     /// Whether a tier has the hold, or may have it.
-    pub(super) fn may_hold(&self, position: usize) -> bool {
+    pub(super) fn may_be_held(&self, position: usize) -> bool {
         let is_unknown = matches!(self.failure, Some(StoreError::Ambiguous(_)));
         is_unknown || self.holds.get(position).is_some_and(is_made)
     }
@@ -191,7 +197,7 @@ impl<'a> IntoFuture for HoldRequest<'a> {
         Box::pin(async move {
             let decision = self.decide().await?;
             let open = decision.token.clone();
-            Ok(Hold { limiter, decision, open })
+            Ok(Hold { limiter, decision, open, runtime: Handle::try_current().ok() })
         })
     }
 }
@@ -252,6 +258,8 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(token) = self.open.take() {
+            let is_outside = Handle::try_current().is_err();
+            let _runtime = self.runtime.as_ref().filter(|_| is_outside).map(Handle::enter);
             self.limiter.release_later(token);
         }
     }
@@ -319,7 +327,7 @@ impl Limiter {
         let mut matched = MatchedRules::default();
         matched.add(|| self.inner.rules.load(), request, ConcurrencyRules::Apply)?;
         let tiers = matched.tiers.iter().zip(&matched.infos).map(|(tier, info)| HeldTier::new(tier, info));
-        Ok(HoldToken { id, tiers: tiers.collect() })
+        Ok(HoldToken { id, tiers: tiers.collect(), is_confirmed: false })
     }
 }
 

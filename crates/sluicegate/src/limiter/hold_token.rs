@@ -16,8 +16,9 @@ use crate::{
 
 /// The longest token, in bytes: longer than that of a hold with [`MAX_TIERS`] tiers and the longest names.
 const MAX_TOKEN: usize = 56 * 1024;
-/// The version of the format.
-const VERSION: &str = "1";
+/// The version of the format, and whether the hold is confirmed.
+const CONFIRMED: &str = "1";
+const UNCONFIRMED: &str = "1u";
 /// The fields of a tier.
 const TIER_FIELDS: usize = 6;
 
@@ -39,6 +40,9 @@ const TIER_FIELDS: usize = 6;
 pub struct HoldToken {
     pub(super) id: HoldId,
     pub(super) tiers: Vec<HeldTier>,
+    /// Whether the store has recorded the hold for each of these tiers. Otherwise some may not have it: the store did not answer, or the
+    /// tiers are those of the current rules.
+    pub(super) is_confirmed: bool,
 }
 
 /// A counter that a hold charged.
@@ -69,7 +73,7 @@ impl HoldToken {
         &self.id
     }
 
-    /// Whether the hold charged no counter, because no rule matched.
+    /// Whether the hold has no counter: no rule matched, or the store was unavailable and the failure policy `open` decided.
     pub fn is_empty(&self) -> bool {
         self.tiers.is_empty()
     }
@@ -77,7 +81,7 @@ impl HoldToken {
 
 impl fmt::Display for HoldToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = format!("{VERSION}:{}", self.id);
+        let mut text = format!("{}:{}", if self.is_confirmed { CONFIRMED } else { UNCONFIRMED }, self.id);
         for HeldTier { key, algorithm, unit, factor } in &self.tiers {
             let tag = key.co_located().map(|tag| format!("{tag:x}")).unwrap_or_default();
             let unit = encoded_rule(unit);
@@ -102,7 +106,7 @@ fn parse(text: &str) -> Option<HoldToken> {
     }
     let text = String::from_utf8(URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
     let fields: Vec<&str> = text.split(':').collect();
-    let [VERSION, id, tiers @ ..] = &*fields else { return None };
+    let [version @ (CONFIRMED | UNCONFIRMED), id, tiers @ ..] = &*fields else { return None };
     let (tiers, []) = tiers.as_chunks::<TIER_FIELDS>() else { return None };
     if tiers.len() > MAX_TIERS {
         return None;
@@ -123,7 +127,7 @@ fn parse(text: &str) -> Option<HoldToken> {
     if tiers.iter().enumerate().any(is_repeated) {
         return None;
     }
-    Some(HoldToken { id: HoldId::from_encoded(id)?, tiers })
+    Some(HoldToken { id: HoldId::from_encoded(id)?, tiers, is_confirmed: *version == CONFIRMED })
 }
 
 #[cfg(test)]
@@ -144,7 +148,7 @@ mod tests {
             tier(Key::of_rule(&rule, &[Some(b"acme"), None], Some(&[Some(b"acme")])), Algorithm::FixedWindow),
             tier(Key::without_rule("user:42").unwrap(), Algorithm::Concurrency),
         ];
-        HoldToken { id: HoldId::new("request 1").unwrap(), tiers }
+        HoldToken { id: HoldId::new("request 1").unwrap(), tiers, is_confirmed: true }
     }
 
     #[test]
@@ -153,7 +157,7 @@ mod tests {
         assert_eq!(token.to_string().parse(), Ok(token.clone()));
         assert_eq!(token.tiers[0].rule().as_deref(), Some("tokens: a/b"));
         assert_eq!(token.tiers[1].rule(), None);
-        let empty = HoldToken { tiers: Vec::new(), ..token };
+        let empty = HoldToken { tiers: Vec::new(), is_confirmed: false, ..token };
         assert_eq!(empty.to_string().parse(), Ok(empty));
     }
 
@@ -171,7 +175,7 @@ mod tests {
             factor: Cost::MAX,
         };
         let id = HoldId::new([0xFF; MAX_HOLD_ID]).unwrap();
-        let token = HoldToken { id, tiers: (0..MAX_TIERS).map(tier).collect() };
+        let token = HoldToken { id, tiers: (0..MAX_TIERS).map(tier).collect(), is_confirmed: true };
         assert_eq!(token.to_string().parse(), Ok(token));
     }
 

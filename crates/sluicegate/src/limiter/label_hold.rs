@@ -12,7 +12,7 @@ use super::{
     decide::{ConcurrencyRules, MatchedRules, TierDecisions},
     group::JointCheck,
     hold_token::{HeldTier, HoldToken},
-    pending_hold::ReleasedIfDropped,
+    pending_hold::ReleaseOnDrop,
     settlement::Adjustment,
 };
 use crate::{
@@ -74,7 +74,7 @@ impl Limiter {
     /// decides.
     pub fn label_hold(&self, labels: &Labels) -> Option<LabelHold> {
         let rules = self.inner.rules.load();
-        if !rules.may_hold(labels) {
+        if !rules.has_hold_label(labels) {
             return None;
         }
         let matching = rules.matching(labels, &Cost::ZERO.into()).expect("a cost of zero is never too large");
@@ -144,7 +144,7 @@ impl Limiter {
         let request = Request::new(labels, Cost::ZERO);
         matched.add(|| self.inner.rules.load(), &request, ConcurrencyRules::Apply)?;
         let tiers = matched.tiers.iter().zip(&matched.infos).map(|(tier, info)| HeldTier::new(tier, info));
-        let token = HoldToken { id, tiers: tiers.collect() };
+        let token = HoldToken { id, tiers: tiers.collect(), is_confirmed: false };
         let units = matched.infos.iter().map(|info| {
             let actual = actual.filter(|_| info.names_hold && settled.contains(&info.unit))?;
             let product = actual.units().checked_mul(info.factor.units());
@@ -175,9 +175,8 @@ impl Limiter {
                 let (remote, id, held) = (Arc::clone(remote), id.clone(), held.clone());
                 let deciding = async move { prepared.decide_remotely(&remote, deadline).await };
                 // Envoy sends no call at the end of a stream that ended before this one was answered
-                let token =
-                    move |decisions: TierDecisions| Some(HoldToken { id, tiers: decisions.made_tiers(held) });
-                ReleasedIfDropped::new(self, deciding, token).await?
+                let token = move |decisions: TierDecisions| decisions.made_token(id, held);
+                ReleaseOnDrop::new(self, deciding, token).await?
             }
         };
         let holds = &decisions.holds;
@@ -188,19 +187,26 @@ impl Limiter {
         let is_known = holds.iter().any(|hold| hold.outcome == HoldOutcome::Conflict);
         let is_allowed =
             decisions.tiers.iter().all(|tier| tier.mode == Mode::Shadow || tier.outcome.is_allowed());
-        let token = |tiers| HoldToken { id: id.clone(), tiers };
         if is_known || !is_allowed {
-            // a part was made on another slot of a Cluster. If the store did not answer, the hold expires: its id may be that of another one
-            self.release_later(token(decisions.made_tiers(held)));
+            // a part was made on another slot of a Cluster
+            if let Some(made) = decisions.made_token(id, held) {
+                self.release_later(made);
+            }
             let decided = GroupHold::Decided(decisions, None);
             return Ok(if is_known { GroupHold::Known(in_flight) } else { decided });
         }
+        let has_hold: Vec<bool> = (0..held.len())
+            .filter(|tier| decisions.has_made(*tier))
+            .map(|tier| checks.has_hold(tier))
+            .collect();
+        let Some(HoldToken { id, tiers, is_confirmed }) = decisions.made_token(id, held) else {
+            return Ok(GroupHold::Decided(decisions, None));
+        };
         let (mut ended, mut kept) = (Vec::new(), Vec::new());
-        for (position, tier) in held.into_iter().enumerate().filter(|(tier, _)| decisions.has_made(*tier)) {
-            if checks.has_hold(position) { ended.push(tier) } else { kept.push(tier) }
+        for (tier, has_hold) in tiers.into_iter().zip(has_hold) {
+            if has_hold { ended.push(tier) } else { kept.push(tier) }
         }
-        self.keep_later(token(kept));
-        let ended = token(ended);
-        Ok(GroupHold::Decided(decisions, Some(ended)))
+        self.keep_later(HoldToken { id: id.clone(), tiers: kept, is_confirmed });
+        Ok(GroupHold::Decided(decisions, Some(HoldToken { id, tiers: ended, is_confirmed })))
     }
 }

@@ -7,7 +7,7 @@
 //! | `adjust` | charges and refunds |
 //! | `decide` | from a request to a decision |
 //! | `group` | several requests, all or none |
-//! | `hold`, `hold_token`, `pending_hold` | requests whose cost is corrected later |
+//! | `hold`, `hold_token`, `pending_hold`, `settlement` | requests whose cost is corrected later |
 //! | `label_hold` | holds whose id is in a label |
 //! | `reset` | deleting counters |
 
@@ -53,7 +53,6 @@ use crate::{
 
 pub use sluicegate_core::{OnExpiry, Operation};
 
-use self::hold_counters::HoldCounters;
 pub use self::{
     adjust::{Charge, Refund},
     builder::LimiterBuilder,
@@ -66,6 +65,7 @@ pub use self::{
     reset::{DeletedCounter, Reset, UnmatchedRule},
     settlement::{SettleOutcome, SettledTier, Settlement},
 };
+use self::{hold_counters::HoldCounters, pending_hold::UnfinishedCount};
 
 /// Decides requests by rules, or by a limit given with the request. Cheap to clone.
 ///
@@ -98,6 +98,7 @@ struct Inner {
     /// Checks that skipped a concurrency rule.
     skipped_concurrency: AtomicU64,
     holds: HoldCounters,
+    unfinished: UnfinishedCount,
 }
 
 impl Inner {
@@ -289,7 +290,9 @@ impl Limiter {
     pub fn stats(&self) -> Stats {
         let skipped_concurrency = self.inner.skipped_concurrency.load(Ordering::Relaxed);
         let stats = self.inner.backend.stats();
-        let holds = HoldStats { waiting: stats.holds.waiting, ..self.inner.holds.snapshot() };
+        let holds = self.inner.holds.snapshot();
+        let HoldStats { late, unknown, waiting, .. } = stats.holds;
+        let holds = HoldStats { late: holds.late + late, unknown: holds.unknown + unknown, waiting, ..holds };
         Stats { skipped_concurrency, holds, ..stats }
     }
 

@@ -2,6 +2,10 @@
 
 use std::{
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -17,8 +21,32 @@ use crate::{
     store::{BoxFuture, StoreError},
 };
 
+/// Counts settlements and holds that are not finished yet, also if their callers were dropped.
+#[derive(Debug, Default)]
+pub(super) struct UnfinishedCount(Arc<AtomicUsize>);
+
+/// Is counted until it is dropped.
+pub(super) struct Unfinished(Arc<AtomicUsize>);
+
+impl UnfinishedCount {
+    pub(super) fn start(&self) -> Unfinished {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Unfinished(Arc::clone(&self.0))
+    }
+
+    pub(super) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A hold that the store has not answered.
-pub(super) struct UnansweredHold {
+pub(super) struct HoldInProgress {
     pub(super) limiter: Limiter,
     pub(super) id: HoldId,
     pub(super) ttl: Duration,
@@ -27,35 +55,40 @@ pub(super) struct UnansweredHold {
     pub(super) denials: Vec<TierDecision>,
 }
 
-impl UnansweredHold {
+impl HoldInProgress {
     pub(super) fn answered(self, decisions: TierDecisions) -> Result<HoldDecision, Error> {
         let Self { limiter, id, ttl, held, denials } = self;
         limiter.inner.holds.record_hold(&decisions.holds);
+        // If the failure policy denies, the store may have the hold. If the caller repeats its own id, a release would end the repeated hold; so
+        // a hold with such an id expires instead.
         let may_exist = matches!(decisions.failure, Some(StoreError::Ambiguous(_))) && id.is_random();
-        let mut held = held_decision(id, ttl, held, decisions, denials)?;
-        if !held.decision.is_allowed()
-            && let Some(token) = held.token.take()
-            && may_exist
+        let unanswered =
+            may_exist.then(|| HoldToken { id: id.clone(), tiers: held.clone(), is_confirmed: false });
+        let mut decided = held_decision(id, ttl, held, decisions, denials);
+        if !decided.as_ref().is_ok_and(|held| held.decision.is_allowed())
+            && let Some(token) = unanswered
         {
-            // the failure policy denied, but the store may have the hold. If the caller repeats its own id, a release would end the
-            // repeated hold; so a hold with such an id expires instead
             limiter.release_later(token);
         }
-        Ok(held)
+        if let Ok(held) = &mut decided
+            && !held.decision.is_allowed()
+        {
+            held.token = None;
+        }
+        decided
     }
 }
 
 /// A hold that the store is deciding, with a random id. If its caller is dropped, for example because a client disconnected, the hold is
 /// completed in the background and released. Otherwise it would count until it expires.
-pub(super) struct ReleasedIfDropped<'a, T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static>
-{
+pub(super) struct ReleaseOnDrop<'a, T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static> {
     limiter: &'a Limiter,
     deciding: Option<BoxFuture<'static, Result<T, Error>>>,
     /// Returns the token of a hold that was made.
     token: Option<F>,
 }
 
-impl<'a, T, F> ReleasedIfDropped<'a, T, F>
+impl<'a, T, F> ReleaseOnDrop<'a, T, F>
 where
     T: Send + 'static,
     F: FnOnce(T) -> Option<HoldToken> + Send + 'static,
@@ -69,7 +102,7 @@ where
     }
 }
 
-impl<T, F> Future for ReleasedIfDropped<'_, T, F>
+impl<T, F> Future for ReleaseOnDrop<'_, T, F>
 where
     T: Send + 'static,
     F: FnOnce(T) -> Option<HoldToken> + Send + Unpin + 'static,
@@ -88,12 +121,12 @@ where
 }
 
 /// A hold that was made for a request whose answer is not complete. If the caller is dropped before, the hold is released in the background.
-pub(super) struct UnreturnedHold<'a> {
+pub(super) struct ReleaseUnlessReturned<'a> {
     limiter: &'a Limiter,
     token: Option<HoldToken>,
 }
 
-impl<'a> UnreturnedHold<'a> {
+impl<'a> ReleaseUnlessReturned<'a> {
     pub(super) fn new(limiter: &'a Limiter, token: Option<HoldToken>) -> Self {
         Self { limiter, token }
     }
@@ -104,7 +137,7 @@ impl<'a> UnreturnedHold<'a> {
     }
 }
 
-impl Drop for UnreturnedHold<'_> {
+impl Drop for ReleaseUnlessReturned<'_> {
     fn drop(&mut self) {
         if let Some(token) = self.token.take() {
             self.limiter.release_later(token);
@@ -114,15 +147,15 @@ impl Drop for UnreturnedHold<'_> {
 
 /// The end of a hold in flight. If the caller is dropped, for example because its client disconnected, it is completed in the background:
 /// otherwise the hold would count until it expires.
-pub(super) struct CompletedIfDropped<T: Send + 'static>(Option<BoxFuture<'static, T>>);
+pub(super) struct FinishOnDrop<T: Send + 'static>(Option<BoxFuture<'static, T>>);
 
-impl<T: Send + 'static> CompletedIfDropped<T> {
+impl<T: Send + 'static> FinishOnDrop<T> {
     pub(super) fn new(ending: impl Future<Output = T> + Send + 'static) -> Self {
         Self(Some(Box::pin(ending)))
     }
 }
 
-impl<T: Send + 'static> Future for CompletedIfDropped<T> {
+impl<T: Send + 'static> Future for FinishOnDrop<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
@@ -136,7 +169,7 @@ impl<T: Send + 'static> Future for CompletedIfDropped<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for CompletedIfDropped<T> {
+impl<T: Send + 'static> Drop for FinishOnDrop<T> {
     fn drop(&mut self) {
         if let Some(ending) = self.0.take()
             && let Ok(runtime) = Handle::try_current()
@@ -146,15 +179,14 @@ impl<T: Send + 'static> Drop for CompletedIfDropped<T> {
     }
 }
 
-impl<T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static> Drop
-    for ReleasedIfDropped<'_, T, F>
-{
+impl<T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static> Drop for ReleaseOnDrop<'_, T, F> {
     fn drop(&mut self) {
         if let (Some(deciding), Some(token)) = (self.deciding.take(), self.token.take())
             && let Ok(runtime) = Handle::try_current()
         {
-            let limiter = self.limiter.clone();
+            let (limiter, unfinished) = (self.limiter.clone(), self.limiter.inner.unfinished.start());
             runtime.spawn(async move {
+                let _unfinished = unfinished;
                 if let Some(token) = deciding.await.ok().and_then(token) {
                     limiter.release_later(token);
                 }

@@ -3,13 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use sluicegate_core::{Algorithm, Cost, HoldOutcome, Limit, Operation, Terms, Timestamp, step::Share};
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep},
+};
 
 use super::{
     Error, Limiter,
     hold::check_ttl,
     hold_token::{HeldTier, HoldToken},
-    pending_hold::CompletedIfDropped,
+    pending_hold::FinishOnDrop,
 };
 use crate::{
     backend::CheckShares,
@@ -17,6 +20,9 @@ use crate::{
     decision::Source,
     rules::{Costs, MatchError, Unit},
 };
+
+/// How often [`Limiter::flush_settlements`] checks whether settlements are left.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The outcome of settling, releasing or renewing a hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,9 +88,7 @@ impl SettleOutcome {
 
     fn of(outcome: HoldOutcome, kind: AdjustmentKind) -> Self {
         match outcome {
-            HoldOutcome::Settled if kind == AdjustmentKind::Release => Self::Released,
-            HoldOutcome::Settled => Self::Settled,
-            HoldOutcome::Renewed => Self::Renewed,
+            HoldOutcome::Settled | HoldOutcome::Renewed => kind.completed(),
             HoldOutcome::Already => Self::Already,
             HoldOutcome::Late => Self::Late,
             _ => Self::Unknown,
@@ -131,13 +135,15 @@ impl Adjustment<'_> {
             Self::Renew(_) => AdjustmentKind::Renew,
         }
     }
+}
 
-    /// The outcome of a hold without counters.
-    fn without_tiers(self) -> SettleOutcome {
+impl AdjustmentKind {
+    /// The outcome if every counter completes the operation.
+    fn completed(self) -> SettleOutcome {
         match self {
-            Self::Settle { .. } | Self::SettleTiers { .. } => SettleOutcome::Settled,
+            Self::Settle => SettleOutcome::Settled,
             Self::Release => SettleOutcome::Released,
-            Self::Renew(_) => SettleOutcome::Renewed,
+            Self::Renew => SettleOutcome::Renewed,
         }
     }
 }
@@ -229,9 +235,11 @@ impl Limiter {
     }
 
     fn run_later(&self, adjusted: impl Future<Output = Result<(), Error>> + Send + 'static) {
+        let unfinished = self.inner.unfinished.start();
         let adjusting = async move {
+            let _unfinished = unfinished;
             if let Err(error) = adjusted.await {
-                tracing::warn!("a hold was not settled, it expires instead: {error}");
+                tracing::warn!("hold not settled; it will expire: {error}");
             }
         };
         if !self.is_remote() {
@@ -239,6 +247,21 @@ impl Limiter {
             let _ = futures_util::FutureExt::now_or_never(adjusting);
         } else if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(adjusting);
+        } else {
+            tracing::warn!("hold not settled; it will expire: it was dropped outside of a tokio runtime");
+        }
+    }
+
+    /// Waits until the store has answered the settlements and releases of this process that run in the background or are queued, at most for
+    /// `timeout`. Returns how many are left. Call it before the process ends, after the last request: holds that are left expire.
+    pub async fn flush_settlements(&self, timeout: Duration) -> usize {
+        let end = Instant::now() + timeout;
+        loop {
+            let left = self.inner.unfinished.get() + self.stats().holds.waiting;
+            if left == 0 || Instant::now() >= end {
+                return left;
+            }
+            sleep(FLUSH_INTERVAL).await;
         }
     }
 
@@ -247,15 +270,21 @@ impl Limiter {
         token: &HoldToken,
         adjustment: Adjustment<'_>,
     ) -> Result<Settlement, Error> {
+        let kind = adjustment.kind();
         if token.is_empty() {
-            return Ok(Settlement::of(Vec::new(), adjustment.without_tiers()));
+            let outcome = if token.is_confirmed { kind.completed() } else { SettleOutcome::Unknown };
+            return Ok(Settlement::of(Vec::new(), outcome));
         }
-        let (check, kind) = (token.to_check(adjustment)?, adjustment.kind());
+        let check = token.to_check(adjustment)?;
         if !self.is_remote() || kind == AdjustmentKind::Renew {
             return self.send_adjustment(token, &check, kind).await;
         }
-        let (limiter, token) = (self.clone(), token.clone());
-        CompletedIfDropped::new(async move { limiter.send_adjustment(&token, &check, kind).await }).await
+        let (limiter, token, unfinished) = (self.clone(), token.clone(), self.inner.unfinished.start());
+        FinishOnDrop::new(async move {
+            let _unfinished = unfinished;
+            limiter.send_adjustment(&token, &check, kind).await
+        })
+        .await
     }
 
     async fn send_adjustment(
@@ -332,8 +361,9 @@ impl HoldToken {
             }
         });
         let mut tiers: Vec<SettledTier> = tiers.collect();
-        // shadow rules, and rules that were added since, may have no record of a hold that exists for other rules
-        if tiers.iter().any(|tier| tier.outcome != SettleOutcome::Unknown) {
+        // Without the token of a confirmed hold, shadow rules, rules that were added since and rules that the store did not decide may have
+        // no record of a hold that exists for other rules.
+        if !self.is_confirmed && tiers.iter().any(|tier| tier.outcome != SettleOutcome::Unknown) {
             tiers.retain(|tier| tier.outcome != SettleOutcome::Unknown);
         }
         Settlement::of(tiers, SettleOutcome::Settled)

@@ -66,7 +66,7 @@ use crate::{
     backend::CheckShares,
     check::{Check, HoldOperation, Tier},
     decision::Source,
-    stats::{HoldStats, RemoteCounters, Stats},
+    stats::{RemoteCounters, Stats},
     store::{CheckAnswer, Deadline, RemoteStore, StoreError},
 };
 
@@ -307,7 +307,7 @@ impl Remote {
             round_trip: loads.iter().filter_map(|load| load.round_trip).max(),
             store: self.shared.store.stats(),
             leases: self.shared.leases.stats(),
-            holds: HoldStats { waiting: self.queued_settlements(), ..HoldStats::default() },
+            holds: self.settlement_stats(),
             ..self.shared.counters.snapshot()
         }
     }
@@ -468,8 +468,10 @@ fn validated(
 
 /// Whether an operation may make units available, which ends cached denials.
 fn frees_units(check: &Check) -> bool {
-    matches!(check.operation(), Operation::Refund { .. })
-        || (check.operation() == Operation::Charge && check.hold().is_some())
+    match check.hold() {
+        Some(hold) => matches!(hold.operation, HoldOperation::Settle { .. } | HoldOperation::TakeBack { .. }),
+        None => matches!(check.operation(), Operation::Refund { .. }),
+    }
 }
 
 /// Whether an error is a failure of the store. A late call may be due to a short deadline of the caller.

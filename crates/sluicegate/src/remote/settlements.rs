@@ -4,7 +4,10 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     pin::pin,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,6 +23,7 @@ use super::{Remote, ready_by};
 use crate::{
     backend::CheckShares,
     check::{Check, HoldCall, HoldOperation, Tier},
+    stats::HoldStats,
     store::StoreError,
 };
 
@@ -40,22 +44,64 @@ const MAX_ATTEMPTS: u32 = 4;
 
 /// Settlements and releases that the store did not answer.
 #[derive(Default)]
-pub(super) struct Settlements(Mutex<Queue>);
+pub(super) struct Settlements {
+    queue: Mutex<Queue>,
+    /// The settlements that were queued and had another effect than their callers expect.
+    late: AtomicU64,
+    unknown: AtomicU64,
+}
 
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Queued>,
-    /// The tiers of all queued settlements.
-    tiers: usize,
     /// The number of settlements that are being sent.
     in_flight: usize,
+    /// The tiers of all queued settlements, including those that are being sent.
+    tiers: usize,
     /// Whether a task is sending them.
     is_sending: bool,
+}
+
+impl Queue {
+    fn len(&self) -> usize {
+        self.waiting.len() + self.in_flight
+    }
+
+    fn has_room(&self, settlements: usize, tiers: usize) -> bool {
+        self.len() + settlements <= MAX_QUEUED && self.tiers + tiers <= MAX_QUEUED_TIERS
+    }
 }
 
 struct Queued {
     check: Check,
     until: Instant,
+}
+
+impl Queued {
+    fn tiers(&self) -> usize {
+        self.check.tiers().len()
+    }
+}
+
+impl Settlements {
+    /// Records the outcomes of settlements that were queued, if their callers would not expect them.
+    fn record(&self, answers: &[Result<CheckShares, StoreError>]) {
+        let count = |outcome: HoldOutcome| {
+            let has_outcome = |shares: &CheckShares| shares.holds.iter().any(|hold| hold.outcome == outcome);
+            answers.iter().flatten().filter(|shares| has_outcome(shares)).count()
+        };
+        let (late, unknown) = (count(HoldOutcome::Late), count(HoldOutcome::Unknown));
+        self.late.fetch_add(late as u64, Ordering::Relaxed);
+        self.unknown.fetch_add(unknown as u64, Ordering::Relaxed);
+        if unknown > 0 {
+            tracing::warn!("{unknown} queued settlements had no effect: the store does not know their holds");
+        }
+        for error in
+            answers.iter().filter_map(|answer| answer.as_ref().err()).filter(|error| !is_temporary(error))
+        {
+            tracing::warn!("hold not settled; it will expire: {error}");
+        }
+    }
 }
 
 impl Remote {
@@ -69,17 +115,17 @@ impl Remote {
         let sent_at = Instant::now();
         let left = || (sent_at + time).saturating_duration_since(Instant::now());
         let mut first = pin!(self.send(check, Some(time)));
-        let mut attempts = match ready_by(sent_at + time / 2, &mut first).await {
-            Some(answer) => Attempts::new(answer),
+        let (mut attempts, sent) = match ready_by(sent_at + time / 2, &mut first).await {
+            Some(answer) => (Attempts::new(answer), 1),
             None => {
                 let second = pin!(self.send(check, Some(left())));
                 match select(first, second).await.factor_first() {
                     (Ok(shares), _) if shares.is_allowed(check) => return Ok(shares),
-                    (answer, other) => Attempts::new(answer).and(other.await, check),
+                    (answer, other) => (Attempts::new(answer).and(other.await, check), 2),
                 }
             }
         };
-        for _ in 1..MAX_ATTEMPTS {
+        for _ in sent..MAX_ATTEMPTS {
             if !matches!(attempts.answer, Err(StoreError::Ambiguous(_))) || left().is_zero() {
                 break;
             }
@@ -124,20 +170,21 @@ impl Remote {
         let is_end =
             matches!(check.hold(), Some(hold) if !matches!(hold.operation, HoldOperation::Renew { .. }));
         let is_queued = is_end && is_temporary(&error) && self.queue_settlement(check);
-        match here {
-            Some(here) if here.holds.iter().all(|hold| hold.outcome != HoldOutcome::Unknown) => Ok(here),
-            _ if is_queued => Ok(CheckShares::without_answers()),
-            _ => Err(error),
+        if !is_queued {
+            // the store may have the hold, too
+            return Err(error);
         }
+        let is_done = |here: &CheckShares| here.holds.iter().all(|hold| hold.outcome != HoldOutcome::Unknown);
+        Ok(here.filter(is_done).unwrap_or_else(CheckShares::without_answers))
     }
 
     /// Queues a settlement. Returns false if the queue is full, or if there is no runtime.
     fn queue_settlement(self: &Arc<Self>, check: &Check) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
         let parts = self.parts_by_server(check);
-        let mut queue = self.settlements.0.lock();
+        let mut queue = self.settlements.queue.lock();
         let tiers = check.tiers().len();
-        if queue.waiting.len() + parts.len() > MAX_QUEUED || queue.tiers + tiers > MAX_QUEUED_TIERS {
+        if !queue.has_room(parts.len(), tiers) {
             return false;
         }
         queue.tiers += tiers;
@@ -159,23 +206,28 @@ impl Remote {
         places.values().map(|places| part_of(check, places)).collect()
     }
 
-    /// Returns how many settlements are queued.
-    pub(super) fn queued_settlements(&self) -> usize {
-        let queue = self.settlements.0.lock();
-        queue.waiting.len() + queue.in_flight
+    /// Returns what is queued, and the outcomes of settlements that were.
+    pub(super) fn settlement_stats(&self) -> HoldStats {
+        let Settlements { queue, late, unknown } = &self.settlements;
+        HoldStats {
+            waiting: queue.lock().len(),
+            late: late.load(Ordering::Relaxed),
+            unknown: unknown.load(Ordering::Relaxed),
+            ..HoldStats::default()
+        }
     }
 
     /// Returns the next queued settlements that are not too old; without any, the task must end.
     fn take_queued(&self) -> Option<SentSettlements<'_>> {
-        let mut queue = self.settlements.0.lock();
+        let mut queue = self.settlements.queue.lock();
         let (now, before) = (Instant::now(), queue.waiting.len());
         queue.waiting.retain(|queued| queued.until > now);
         let expired = before - queue.waiting.len();
+        queue.tiers = queue.waiting.iter().map(Queued::tiers).sum();
         let count = queue.waiting.len().min(MAX_SENT);
         queue.is_sending = count > 0;
         queue.in_flight = count;
         let queued: Vec<Queued> = queue.waiting.drain(..count).collect();
-        queue.tiers = queue.waiting.iter().map(|queued| queued.check.tiers().len()).sum();
         drop(queue);
         if expired > 0 {
             tracing::warn!("{expired} holds were not settled within {MAX_AGE:?}, they expire instead");
@@ -200,15 +252,20 @@ impl Sender {
                 self.has_ended = true;
                 return;
             };
-            let has_failed = sent.queued.iter().map(async |queued| {
+            let answers = sent.queued.iter().map(async |queued| {
                 let answer = remote.send(&queued.check, None).await;
                 if let Ok(shares) = &answer {
                     remote.shared.fallback.record_adjustment(&queued.check, shares);
                 }
-                answer.is_err_and(|error| is_temporary(&error))
+                answer
             });
-            let mut has_failed = join_all(has_failed).await.into_iter();
-            sent.queued.retain(|_| has_failed.next().expect("every settlement has an answer"));
+            let answers = join_all(answers).await;
+            remote.settlements.record(&answers);
+            let mut answers = answers.iter();
+            sent.queued.retain(|_| {
+                let answer = answers.next().expect("every settlement has an answer");
+                answer.as_ref().is_err_and(is_temporary)
+            });
             pause = if sent.queued.is_empty() {
                 Duration::ZERO
             } else {
@@ -224,7 +281,7 @@ impl Drop for Sender {
             && let Some(remote) = self.remote.upgrade()
         {
             // the runtime has stopped: a task on another one may take over
-            remote.settlements.0.lock().is_sending = false;
+            remote.settlements.queue.lock().is_sending = false;
         }
     }
 }
@@ -237,11 +294,11 @@ struct SentSettlements<'a> {
 
 impl Drop for SentSettlements<'_> {
     fn drop(&mut self) {
-        let mut queue = self.settlements.0.lock();
+        let mut queue = self.settlements.queue.lock();
         queue.in_flight = 0;
-        queue.tiers += self.queued.iter().map(|queued| queued.check.tiers().len()).sum::<usize>();
         // behind the others, so that a server that is down does not delay settlements for other servers
         queue.waiting.extend(self.queued.drain(..));
+        queue.tiers = queue.waiting.iter().map(Queued::tiers).sum();
     }
 }
 
@@ -287,11 +344,12 @@ fn is_temporary(error: &StoreError) -> bool {
     !matches!(error, StoreError::Unreadable { .. } | StoreError::TooLarge { .. })
 }
 
-/// Replaces the results of tiers whose hold exists only in this process.
+/// Replaces the results of tiers whose hold exists only in this process. The store reported no usage for them.
 fn merge(mut shares: CheckShares, here: Option<CheckShares>) -> CheckShares {
     for (position, hold) in here.map(|here| here.holds).into_iter().flatten().enumerate() {
         if hold.outcome != HoldOutcome::Unknown && shares.holds[position].outcome == HoldOutcome::Unknown {
             shares.holds[position] = hold;
+            shares.shares.retain(|(other, _)| *other != position);
         }
     }
     shares

@@ -161,7 +161,7 @@ impl RuleSet {
     }
 
     /// Whether these labels include one that carries the id of a hold for some rule, which need not match.
-    pub(crate) fn may_hold(&self, labels: &Labels) -> bool {
+    pub(crate) fn has_hold_label(&self, labels: &Labels) -> bool {
         self.hold_labels.iter().any(|label| labels.get(label).is_some())
     }
 

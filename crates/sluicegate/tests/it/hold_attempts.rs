@@ -7,10 +7,10 @@ use futures_util::{FutureExt, future::join_all};
 use parking_lot::Mutex;
 use sluicegate::stats::HoldStats;
 use sluicegate::{
-    Algorithm, Cost, Costs, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options, Rule,
-    Source, StoreError, Timestamp,
-    limiter::{OnExpiry, Operation, Request, RuleSelection, SettleOutcome},
-    store::{BoxFuture, Check, CheckAnswer, Deadline, HoldId, Key, RemoteStore, Store},
+    Algorithm, Cost, Costs, Error, Labels, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure, Options,
+    Rule, Source, StoreError, Timestamp,
+    limiter::{HoldToken, OnExpiry, Operation, Request, RuleSelection, SettleOutcome},
+    store::{BoxFuture, Check, CheckAnswer, Deadline, HoldId, Key, RemoteStore, Store, encoded_rule},
 };
 use sluicegate_testkit::wait;
 use tokio::time::sleep;
@@ -284,6 +284,139 @@ async fn a_hold_that_the_policy_local_made_can_be_repeated() {
     assert!(repeated.decision.is_allowed() && repeated.is_repeated, "{repeated:?}");
     limiter.settle(&repeated.token.unwrap(), tokens(10)).await.unwrap();
     assert!(hold("next").await.decision.is_allowed());
+}
+
+/// The answers to such holds do not contain the usage of the counter.
+#[tokio::test(start_paused = true)]
+async fn an_exhausted_limit_stays_exhausted_for_the_policy_local_after_an_id_conflicts() {
+    let (limiter, store) = limiter(OnStoreFailure::Local);
+    let id = HoldId::new("id").unwrap();
+    limiter.hold(&ANY, tokens(100)).id(id.clone()).decide().await.unwrap();
+    let conflict = limiter.hold(&ANY, tokens(1)).id(id.clone()).decide().await;
+    assert_eq!(conflict, Err(Error::HoldConflict(id)));
+    store.set_down(true);
+    let held = limiter.hold(&ANY, tokens(1)).decide().await.unwrap();
+    assert_eq!((held.decision.source, held.decision.rule()), (Source::Fallback, Some("tokens")), "{held:?}");
+}
+
+/// The store may have the hold, too. If it was not renewed there, another request could take its place.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_the_store_does_not_answer_is_an_error_even_if_this_process_has_the_hold() {
+    let (limiter, store) = limiter(OnStoreFailure::Local);
+    store.plan([Call::ReplyLost(Duration::ZERO), Call::ReplyLost(Duration::ZERO)]);
+    store.plan([Call::ReplyLost(Duration::ZERO), Call::ReplyLost(Duration::ZERO)]);
+    let held = limiter.hold(&ANY, tokens(10)).decide().await.unwrap();
+    assert_eq!((held.decision.source, held.decision.is_allowed()), (Source::Fallback, true), "{held:?}");
+    let token = held.token.unwrap();
+    store.set_down(true);
+    assert!(limiter.renew(&token, DAY).await.is_err());
+    store.set_down(false);
+    settle_down().await;
+    assert_eq!(limiter.renew(&token, DAY).await.unwrap().outcome, SettleOutcome::Renewed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn settling_a_hold_that_only_this_process_made_reports_no_units_of_the_store() {
+    let (limiter, store) = limiter(OnStoreFailure::Local);
+    store.set_down(true);
+    let held = limiter.hold(&ANY, tokens(10)).decide().await.unwrap();
+    assert_eq!(held.decision.source, Source::Fallback, "{held:?}");
+    store.set_down(false);
+    settle_down().await;
+    assert_eq!(left(&limiter).await, [100, 3]);
+    let settled = limiter.settle(&held.token.unwrap(), tokens(5)).await.unwrap();
+    assert_eq!(settled.outcome, SettleOutcome::Settled);
+    let remaining: Vec<_> = settled.tiers.iter().map(|tier| tier.remaining).collect();
+    assert_eq!(remaining, [None, None]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_the_policy_open_allows_without_the_store_has_an_unknown_hold() {
+    let (limiter, store) = limiter(OnStoreFailure::Open);
+    store.set_down(true);
+    let token = limiter.hold(&ANY, tokens(10)).decide().await.unwrap().token.unwrap();
+    let token: HoldToken = token.to_string().parse().unwrap();
+    assert!(token.is_empty());
+    store.set_down(false);
+    settle_down().await;
+    assert_eq!(limiter.settle(&token, tokens(5)).await.unwrap().outcome, SettleOutcome::Unknown);
+    assert_eq!(left(&limiter).await, [100, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_is_unknown_if_one_of_its_counters_was_reset() {
+    let (limiter, _store) = limiter(OnStoreFailure::Open);
+    let token = limiter.hold(&ANY, tokens(10)).await.unwrap().into_token();
+    limiter.reset(&ANY, &RuleSelection::Named(vec!["tokens".to_owned()])).await.unwrap();
+    let settled = limiter.settle(&token, tokens(5)).await.unwrap();
+    let outcomes: Vec<_> = settled.tiers.iter().map(|tier| tier.outcome).collect();
+    assert_eq!(outcomes, [SettleOutcome::Unknown, SettleOutcome::Settled]);
+    assert_eq!(settled.outcome, SettleOutcome::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queued_settlement_of_a_hold_that_the_store_has_lost_is_counted() {
+    let (limiter, store) = limiter(OnStoreFailure::Open);
+    let hold = limiter.hold(&ANY, tokens(10)).await.unwrap();
+    store.set_down(true);
+    assert_eq!(hold.settle(tokens(5)).await.unwrap().outcome, SettleOutcome::Queued);
+    let day = Limit::fixed_window(100, DAY).unwrap().algorithm();
+    let counters = [("tokens", day), ("in-flight", Algorithm::Concurrency)]
+        .map(|(rule, algorithm)| (Key::of_rule(&encoded_rule(rule), &[], None), algorithm));
+    assert_eq!(store.reset(&counters).await.unwrap(), 2);
+    store.set_down(false);
+    settle_down().await;
+    let HoldStats { waiting, unknown, .. } = limiter.stats().holds;
+    assert_eq!((waiting, unknown), (0, 2), "one on each server");
+}
+
+#[tokio::test]
+async fn a_guard_that_is_dropped_outside_of_a_runtime_releases_its_hold() {
+    let (limiter, _store) = limiter(OnStoreFailure::Open);
+    let hold = limiter.hold(&ANY, tokens(10)).await.unwrap();
+    std::thread::spawn(move || drop(hold)).join().unwrap();
+    assert_eq!(limiter.flush_settlements(wait::PATIENCE).await, 0);
+    assert_eq!(left(&limiter).await, [100, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flush_waits_for_settlements_in_the_background() {
+    let (limiter, store) = limiter(OnStoreFailure::Open);
+    let slow = || Call::Answered(DEADLINE / 3);
+    let token = limiter.hold(&ANY, tokens(50)).await.unwrap().into_token();
+    store.plan([slow()]);
+    limiter.settle_later(token, tokens(10));
+    assert_eq!(limiter.flush_settlements(DEADLINE).await, 0);
+    assert_eq!(left(&limiter).await, [90, 3]);
+
+    let dropped = limiter.hold(&ANY, tokens(50));
+    store.plan([slow()]);
+    assert!(tokio::time::timeout(DEADLINE / 10, dropped.decide()).await.is_err(), "its caller is dropped");
+    assert_eq!(limiter.flush_settlements(DEADLINE).await, 0);
+    assert_eq!(left(&limiter).await, [90, 3]);
+
+    let queued = limiter.hold(&ANY, tokens(50)).await.unwrap();
+    store.set_down(true);
+    assert_eq!(queued.release().await.unwrap().outcome, SettleOutcome::Queued);
+    assert_eq!(limiter.flush_settlements(DEADLINE).await, 2, "one on each server");
+    store.set_down(false);
+    assert_eq!(limiter.flush_settlements(DAY).await, 0);
+    assert_eq!(left(&limiter).await, [90, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_ends_cached_denials_and_a_renewal_does_not() {
+    let store = PlannedStore::new();
+    let rule = Rule::new("tokens", Limit::fixed_window(100, DAY).unwrap()).unit("tokens");
+    let limiter = Limiter::new(store, [rule]).unwrap();
+    let used = || Costs::new([("tokens", Cost::new(1).unwrap())]).unwrap();
+    let source = async || limiter.check(&ANY, used()).await.unwrap().source;
+    let hold = limiter.hold(&ANY, tokens(100)).await.unwrap();
+    assert_eq!([source().await, source().await], [Source::Store, Source::Cache]);
+    hold.renew(DAY).await.unwrap();
+    assert_eq!(source().await, Source::Cache);
+    hold.settle(tokens(99)).await.unwrap();
+    assert_eq!(limiter.check(&ANY, used()).await.unwrap().source, Source::Store);
 }
 
 #[test]

@@ -153,8 +153,11 @@ async fn labels_and_id_replace_the_token() {
     let id = HoldId::new("request 1").unwrap();
     let made = limiter.hold(&labels, tokens(10)).id(id.clone()).decide().await.unwrap();
     let token = limiter.hold_token(&Request::new(&labels, tokens(0)), id.clone()).unwrap();
-    assert_eq!(Some(&token), made.token.as_ref());
+    assert_eq!(Some(token.id()), made.token.as_ref().map(HoldToken::id));
     assert_eq!(limiter.settle(&token, tokens(4)).await.unwrap().outcome, SettleOutcome::Settled);
+    assert_eq!(remaining(&limiter).await, Some(96));
+    let repeated = limiter.settle(&made.token.unwrap(), tokens(4)).await.unwrap();
+    assert_eq!(repeated.outcome, SettleOutcome::Already);
     let conflict = limiter.hold(&labels, tokens(10)).id(id.clone()).decide().await;
     assert_eq!(conflict, Err(Error::HoldConflict(id)));
 }

@@ -79,13 +79,21 @@ async fn held_and_settled(limiter: Limiter) {
     assert_eq!(hold(&limiter, "r1", 1).await.group.overall.rule(), Some("in-flight"), "the id has ended");
     assert_eq!(left(&limiter).await, [49, 99, 880, 2]);
 
+    // an end client may send an empty id: it is an id like any other
+    assert!(hold(&limiter, "", 10).await.is_held);
+    assert_eq!(hold(&limiter, "", 10).await.group.overall.rule(), Some("in-flight"));
+    assert_eq!(left(&limiter).await, [48, 98, 870, 1]);
+    assert_eq!(settle(&limiter, "", 10).await, SettleOutcome::Settled);
+    assert_eq!(settle(&limiter, "!", 10).await, SettleOutcome::Unknown);
+    assert_eq!(left(&limiter).await, [48, 98, 870, 2]);
+
     let [per_address, requests, tokens, _] = rules();
     limiter.reconfigure([per_address, requests, tokens]).unwrap();
     let charged = hold(&limiter, "r1", 80).await;
     assert!(charged.group.overall.is_allowed() && !charged.is_held);
     let labels = labels([("tenant", "acme")]);
     let tokens = limiter.peek(&labels, Cost::ZERO).await.unwrap().tiers[1].remaining;
-    assert_eq!(tokens, 800, "charged like a check");
+    assert_eq!(tokens, 790, "charged like a check");
     assert_eq!(settle(&limiter, "r1", 0).await, SettleOutcome::Already);
 }
 
@@ -157,6 +165,21 @@ async fn a_hold_whose_caller_is_dropped_while_the_store_refunds_is_released() {
     wait::until_async("the hold is released", wait::PATIENCE, async || limiter.stats().holds.released == 1)
         .await;
     assert_eq!(left(&limiter).await[2..], [1_000, 2]);
+}
+
+/// The id may be that of another hold in the store.
+#[tokio::test(start_paused = true)]
+async fn a_hold_of_an_untrusted_id_that_a_failure_policy_made_is_not_released_in_the_store() {
+    let local = rules().map(|rule| rule.on_store_failure(OnStoreFailure::Local));
+    let (limiter, store) = on_gated_store(local, Duration::from_millis(100));
+    let caller = limiter.clone();
+    let caller = tokio::spawn(async move { hold(&caller, "r", 400).await });
+    store.received().await;
+    caller.abort();
+    assert!(caller.await.unwrap_err().is_cancelled());
+    assert_eq!(limiter.flush_settlements(Duration::from_secs(5)).await, 0);
+    assert_eq!(limiter.stats().holds.held, 0);
+    assert!(store.received().now_or_never().is_none(), "nothing was sent besides the hold");
 }
 
 /// A second attempt would conflict with the first one, and be denied.
