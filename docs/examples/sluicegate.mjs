@@ -195,7 +195,7 @@ function held(decision, holds, id) {
   if (has("full")) throw new Error("a counter has too many live holds");
   const made = holds.filter(({ outcome }) => outcome !== "");
   const repeated = has("repeated");
-  const at_us = repeated ? Math.max(...made.map((hold) => hold.at_us)) : decision.at_us; // repeated: the first answer
+  const at_us = repeated ? Math.max(...made.map((hold) => hold.at_us)) : decision.at_us; // repeated: the first response
   const expires_at_us = decision.allowed ? Math.min(...made.map((hold) => hold.expires_at_us)) : null;
   return { ...decision, at_us, id, repeated, expires_at_us };
 }

@@ -172,7 +172,7 @@ def held(decision, holds, id):
         raise ValueError("a counter has too many live holds")
     made = [(int(at), int(expires)) for (_, _, at, expires, _), outcome in zip(holds, outcomes) if outcome]
     decision["id"], decision["repeated"] = id, "repeated" in outcomes
-    if decision["repeated"]:  # the first answer
+    if decision["repeated"]:  # the first response
         decision["at_us"] = max(at for at, _ in made)
     decision["expires_at_us"] = min(expires for _, expires in made) if decision["allowed"] else None
     return decision

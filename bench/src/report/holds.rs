@@ -19,7 +19,7 @@ pub fn page(report: &Report) -> String {
          * *hand-written* is redis-rs with a reconnecting multiplexed connection and two plain scripts called by their digests \
          (`bench/src/remote/lua`): one charges the estimate and stores it under the id of the request, the other reads it and corrects \
          the counter. The in-flight limit is a sorted set of ids, ordered by expiry. Unlike sluicegate, it charges again if a hold is \
-         repeated, forgets a hold that has expired, and does not know an id that was settled.\n\
+         repeated, does not correct a hold that has expired, and keeps no record of a settled one.\n\
          * *sluicegate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s: `hold` and `Hold::settle` or \
          `Hold::release`.\n\n",
         environment = report.environment(),

@@ -28,8 +28,7 @@ const QUEUED: Settlement = { outcome: "queued", tiers: [] };
 /** The settings of a hold. */
 export interface HoldOptions extends CheckOptions {
   /**
-   * The id of the hold, of at most 128 bytes; a random one by default. Repeating a live hold with its id returns the first
-   * answer.
+   * The id of the hold, of at most 128 bytes; a random one by default. Repeating a live hold with its id returns the first response.
    */
   id?: string | undefined;
   /** The time until the hold expires; by default the shortest `ttl` of the rules, or 60 s. */

@@ -61,7 +61,7 @@ export class Hold {
   readonly token: string | null;
   /** When the hold expires on the store's clock, in microseconds; null if no store recorded it. */
   readonly expiresAtUs: number | null;
-  /** Whether a hold with this id was live already. Then this is its first answer, and nothing was charged again. */
+  /** Whether a hold with this id was live already. Then this is its first response, and nothing was charged again. */
   readonly isRepeated: boolean;
   readonly #answer: HoldAnswer;
   readonly #estimate: Cost;
@@ -69,7 +69,7 @@ export class Hold {
   #actualCost: Cost | undefined;
   #timer: NodeJS.Timeout | undefined;
   /** The call that was sent to end the hold: if it is cancelled or fails, the end of the block repeats it. */
-  #begun: HoldAdjustment | null = null;
+  #unfinishedCall: HoldAdjustment | null = null;
   #isKeptAlive = false;
   #hasEnded = false;
 
@@ -106,7 +106,7 @@ export class Hold {
    * @throws SluicegateError
    */
   async settle(cost: Cost, options?: CallOptions): Promise<Settlement> {
-    return this.#end("settle", (reference) => settlementOf(reference, cost), options);
+    return this.#finish("settle", (reference) => settlementOf(reference, cost), options);
   }
 
   /**
@@ -115,11 +115,11 @@ export class Hold {
    * @throws SluicegateError
    */
   async release(options?: CallOptions): Promise<Settlement> {
-    return this.#end("release", releaseOf, options);
+    return this.#finish("release", releaseOf, options);
   }
 
   /**
-   * Moves the expiry to `ttlMs` from now, by default the time to live of the hold.
+   * Moves the expiry to `ttlMs` from now, if that is later. The default is the time to live of the hold.
    *
    * @throws SluicegateError
    */
@@ -149,10 +149,10 @@ export class Hold {
   /** Settles `actualCost`, or the estimate if that is not set, unless the hold has ended. Errors are reported. */
   async end(): Promise<void> {
     if (this.#hasEnded) return;
-    const begun = this.#begun;
+    const unfinished = this.#unfinishedCall;
     const call =
-      begun === null ? this.settle(this.#actualCost ?? this.#estimate) : this.#end(begun.operation, () => begun);
-    await this.#reported(call);
+      unfinished === null ? this.settle(this.#actualCost ?? this.#estimate) : this.#finish(unfinished.operation, () => unfinished);
+    await this.#reportFailure(call);
   }
 
   /**
@@ -162,8 +162,8 @@ export class Hold {
    */
   async fail(): Promise<void> {
     if (this.#hasEnded) return;
-    const isReleased = this.#actualCost === undefined && this.#begun === null;
-    await (isReleased ? this.#reported(this.release()) : this.end());
+    const isReleased = this.#actualCost === undefined && this.#unfinishedCall === null;
+    await (isReleased ? this.#reportFailure(this.release()) : this.end());
   }
 
   /** Ends the hold with its block. The property is read when the block starts, which also starts the renewal. */
@@ -172,7 +172,7 @@ export class Hold {
     return () => this.end();
   }
 
-  async #end(
+  async #finish(
     operation: HoldAdjustment["operation"],
     adjustment: (reference: RequestBody) => HoldAdjustment,
     options?: CallOptions,
@@ -180,23 +180,23 @@ export class Hold {
     const { reference } = this.#answer;
     clearTimeout(this.#timer);
     try {
-      this.#begun = reference === null ? null : adjustment(reference);
+      this.#unfinishedCall = reference === null ? null : adjustment(reference);
       const settlement =
-        this.#begun === null ? withoutCounters(operation) : await this.#caller.adjust(this.#begun, options);
+        this.#unfinishedCall === null ? withoutCounters(operation) : await this.#caller.adjust(this.#unfinishedCall, options);
       this.#hasEnded = true;
       return settlement;
     } catch (error) {
       // after an UnavailableError, the end of the block repeats the call
       if (isSluicegateError(error) && !(error instanceof UnavailableError)) {
         // the end of the block must not release the hold because of this error
-        this.#begun = null;
+        this.#unfinishedCall = null;
         this.#actualCost ??= this.#estimate;
       }
       throw error;
     }
   }
 
-  async #reported(call: Promise<Settlement>): Promise<void> {
+  async #reportFailure(call: Promise<Settlement>): Promise<void> {
     try {
       await call;
     } catch (error) {
@@ -227,7 +227,7 @@ export class Hold {
       }
       pauseMs = Math.max(ttlMs * RENEW_AGAIN_AFTER, SHORTEST_RENEWAL_PAUSE_MS);
     }
-    if (!this.#hasEnded && this.#begun === null) this.#renewAfter(pauseMs, ttlMs);
+    if (!this.#hasEnded && this.#unfinishedCall === null) this.#renewAfter(pauseMs, ttlMs);
   }
 }
 

@@ -3,7 +3,7 @@
  */
 
 /**
- * The outcomes, from the best to the worst. `already`: the hold had ended, and nothing changed. `late`: the hold had
+ * The outcomes, from the best to the worst. `already`: the hold was settled or released before, and nothing changed. `late`: the hold had
  * expired; settling charged the actual cost once. `queued`: the server or its store did not answer, and the call is repeated in the
  * background. `unknown`: there is no such hold, and nothing changed.
  */
@@ -34,7 +34,7 @@ export interface SettledTier {
 
 /** The outcome of settling, releasing or renewing a hold. */
 export interface Settlement {
-  /** The worst outcome of a counter. */
+  /** The worst of the outcomes of all counters. */
   readonly outcome: SettleOutcome;
   /** The outcome of each counter. */
   readonly tiers: readonly SettledTier[];

@@ -81,7 +81,7 @@ for (const store of ["memory", "redis"]) {
     assert.equal((await remaining(client)).tokens, 873);
   });
 
-  test(`${store}: at most the amount is in flight, and the same id gets the first answer`, async (t) => {
+  test(`${store}: at most the amount is in flight, and the same id gets the first response`, async (t) => {
     const client = await start(t, store === "redis" ? { store: await startRedis(t) } : {});
     const [first, second] = [await client.hold(REQUEST, { id: "a" }), await client.hold({ labels: LABELS })];
     const denied = await client.hold({ labels: LABELS });

@@ -157,7 +157,7 @@ def test_without_a_thread_a_name_is_looked_up_again(monkeypatch):
     assert resolver.addresses().result(RELAXED)
 
 
-def test_garbage_can_end_a_hold_while_a_call_has_a_lock(fake):
+def test_garbage_collection_can_end_a_hold_while_a_call_has_a_lock(fake):
     class Collecting(list):
         def append(self, kept):
             super().append(kept)

@@ -1,4 +1,4 @@
-//! Holds: admitted requests whose cost is corrected later. Until then they are live.
+//! Holds: admitted requests whose cost is corrected later. A hold is live until it is settled, released or expires.
 //!
 //! A hold charges its estimate like a check, and records it under an id. Settling replaces the estimate with the actual cost, once:
 //! it refunds the difference to the charge of the hold, or charges the excess. A hold that is not settled expires. Then its estimate stays
@@ -37,7 +37,7 @@ pub const MAX_RELEASED: usize = 16;
 
 const RETENTION_US: u64 = HOLD_RETENTION.as_secs() * 1_000_000;
 /// The table of records shrinks when it has more than this many places for each record.
-const MAX_FREE: usize = 8;
+const MAX_SLOTS_PER_RECORD: usize = 8;
 /// The most ids that one operation forgets.
 const MAX_FORGOTTEN: usize = 32;
 /// What the allocator adds to an allocation, on average.
@@ -94,7 +94,7 @@ pub enum HoldOutcome {
     Unknown,
     /// The id belongs to a hold with another cost, or to one that has ended. Nothing changed.
     Conflict,
-    /// The counter already has [`MAX_LIVE_HOLDS`] holds. Nothing changed.
+    /// The counter has [`MAX_LIVE_HOLDS`] holds, or the memory store is full. Nothing changed.
     Full,
 }
 
@@ -131,11 +131,11 @@ struct Record {
     at_us: u64,
     expires_us: u64,
     /// The time until which the id is kept.
-    known_until_us: u64,
+    kept_until_us: u64,
     is_settled: bool,
     charged: u64,
     /// The time at which it was made or last repeated.
-    touched_us: u64,
+    last_attempt_us: u64,
     answer: Answer,
 }
 
@@ -158,8 +158,8 @@ impl Record {
     }
 
     /// The time at which the hold is removed from the index: its expiry if it is then released, otherwise the time at which its id is forgotten.
-    fn leaves_us(&self) -> u64 {
-        if self.limit.releases_expired() { self.expires_us } else { self.known_until_us }
+    fn removal_us(&self) -> u64 {
+        if self.limit.releases_expired() { self.expires_us } else { self.kept_until_us }
     }
 
     /// Adds the result of an operation on this hold to the answer of its counter.
@@ -190,7 +190,7 @@ const fn set_bytes(entries: usize) -> usize {
     }
 }
 
-fn units_of(member: &Member) -> (bool, u64, u64) {
+fn decode_member(member: &Member) -> (bool, u64, u64) {
     let number =
         |from: usize| f64::from_le_bytes(*member[from..].first_chunk().expect("a member has 17 bytes"));
     (member[0] == 1, number(1) as u64, number(9) as u64)
@@ -228,29 +228,29 @@ impl Index {
     }
 
     fn insert(&mut self, record: &Record, id: &[u8]) {
-        if self.entries.insert((record.leaves_us(), record.member(id))) {
+        if self.entries.insert((record.removal_us(), record.member(id))) {
             self.id_bytes += id.len();
         }
     }
 
     /// Returns whether the hold was in the index.
     fn remove(&mut self, record: &Record, id: &[u8]) -> bool {
-        let was_present = self.entries.remove(&(record.leaves_us(), record.member(id)));
+        let was_present = self.entries.remove(&(record.removal_us(), record.member(id)));
         self.id_bytes -= if was_present { id.len() } else { 0 };
         was_present
     }
 
     /// Removes and returns the first hold whose time of removal has passed.
-    fn pop_left(&mut self, now: Timestamp) -> Option<Member> {
-        self.entries.first().filter(|(leaves_us, _)| *leaves_us <= now.as_micros())?;
+    fn pop_due(&mut self, now: Timestamp) -> Option<Member> {
+        self.entries.first().filter(|(removal_us, _)| *removal_us <= now.as_micros())?;
         let first = self.entries.pop_first();
         self.popped(first)
     }
 
-    /// Removes the last hold if it would leave later than any new one: it is from before the clock was set back.
+    /// Removes the last hold if it would be removed later than any new one: it is from before the clock was set back.
     fn pop_from_future(&mut self, now: Timestamp) -> Option<Member> {
         let latest_us = now.plus(MAX_HOLD_TTL + HOLD_RETENTION).as_micros();
-        self.entries.last().filter(|(leaves_us, _)| *leaves_us > latest_us)?;
+        self.entries.last().filter(|(removal_us, _)| *removal_us > latest_us)?;
         let last = self.entries.pop_last();
         self.popped(last)
     }
@@ -280,7 +280,7 @@ impl Holds {
     }
 
     /// Whether any hold is live or not released yet.
-    pub fn has_live(&self) -> bool {
+    pub fn has_indexed(&self) -> bool {
         !self.index.is_empty()
     }
 
@@ -315,9 +315,9 @@ impl Holds {
     /// Returns the number of live holds, the sum of their units and the time of the oldest one.
     pub fn live(&self, now: Timestamp) -> LiveHolds {
         let now = now.as_micros();
-        let live = self.index.entries.iter().filter_map(|(leaves_us, member)| {
-            let (is_released, at_us, units) = units_of(member);
-            let expires_us = if is_released { *leaves_us } else { leaves_us - RETENTION_US };
+        let live = self.index.entries.iter().filter_map(|(removal_us, member)| {
+            let (is_released, at_us, units) = decode_member(member);
+            let expires_us = if is_released { *removal_us } else { removal_us - RETENTION_US };
             (expires_us > now).then_some((at_us, units))
         });
         live.fold(LiveHolds::default(), |sum, (at_us, units)| sum.and(at_us, units))
@@ -328,15 +328,15 @@ impl Holds {
             .records
             .get(id)
             .map(|record| &**record)
-            .filter(|record| record.known_until_us > now.as_micros())?;
+            .filter(|record| record.kept_until_us > now.as_micros())?;
         let is_valid = record.is_settled
             || (record.limit.releases_expired() && record.expires_us <= now.as_micros())
-            || self.index.entries.contains(&(record.leaves_us(), record.member(id)));
+            || self.index.entries.contains(&(record.removal_us(), record.member(id)));
         is_valid.then_some(record)
     }
 
     /// Returns the answer to a hold whose id is known. See [`Holds::record_repetition`].
-    pub fn repeat(&self, id: &[u8], units: u64, now: Timestamp) -> Option<Answer> {
+    pub fn answer_to_existing(&self, id: &[u8], units: u64, now: Timestamp) -> Option<Answer> {
         let record = self.record(id, now)?;
         let is_live = !record.is_settled && record.expires_us > now.as_micros();
         if is_live && record.units == units {
@@ -353,26 +353,27 @@ impl Holds {
     /// Records that a hold was repeated, so that the denial of an earlier attempt does not revert it.
     pub fn record_repetition(&mut self, id: &[u8], now: Timestamp) {
         if let Some(record) = self.records.get_mut(id) {
-            record.touched_us = record.touched_us.max(now.as_micros());
+            record.last_attempt_us = record.last_attempt_us.max(now.as_micros());
         }
     }
 
-    /// Removes up to [`MAX_RELEASED`] holds that have left, and refunds those that are released. Returns how many were removed. If none has
-    /// left, removes those from before the clock was set back.
+    /// Removes up to [`MAX_RELEASED`] holds that are due for removal, and refunds those that release on expiry. Returns their number. If none is
+    /// due, removes holds whose removal time is too far in the future: the clock has been set back since.
     pub fn release_expired(&mut self, state: &mut State, limit: &Limit, now: Timestamp) -> u32 {
         let mut removed = 0;
-        let has_left = self.index.entries.first().is_some_and(|(leaves_us, _)| *leaves_us <= now.as_micros());
+        let has_due =
+            self.index.entries.first().is_some_and(|(removal_us, _)| *removal_us <= now.as_micros());
         while removed < MAX_RELEASED
             && let Some(member) =
-                if has_left { self.index.pop_left(now) } else { self.index.pop_from_future(now) }
+                if has_due { self.index.pop_due(now) } else { self.index.pop_from_future(now) }
         {
-            let (is_released, at_us, units) = units_of(&member);
+            let (is_released, at_us, units) = decode_member(&member);
             if is_released {
                 state.refund(limit, now, units, Some(Timestamp::from_micros(at_us)));
             }
             removed += 1;
         }
-        self.update(state);
+        self.update_expiries(state);
         u32::try_from(removed).expect("at most MAX_RELEASED")
     }
 
@@ -390,14 +391,14 @@ impl Holds {
             units,
             at_us,
             expires_us,
-            known_until_us: expires_us + RETENTION_US,
+            kept_until_us: expires_us + RETENTION_US,
             is_settled: false,
             charged: units,
-            touched_us: at_us,
+            last_attempt_us: at_us,
             answer: hold.answer,
         };
         self.index.insert(&record, hold.id);
-        self.update(state);
+        self.update_expiries(state);
         let Answer { available, reset_after_us, spare, .. } = current(state, &limit, now);
         record.answer = Answer { charged: 1, available, reset_after_us, spare, ..hold.answer };
         let answer = record.with_outcome(record.answer, HoldOutcome::Held);
@@ -435,16 +436,16 @@ impl Holds {
             state.refund(&state.correction_limit(&limit, now), now, units - actual, Some(at));
         } else {
             let excess = if was_charged { actual - units } else { actual };
-            // a charge of nothing would convert what counts to the window of the hold
+            // even a charge of 0 would convert the counter to the window of the hold
             if excess > 0 {
                 state.charge(&state.correction_limit(&limit, now), now, excess);
             }
         }
-        self.update(state);
+        self.update_expiries(state);
         let is_late = record.expires_us <= now.as_micros();
         record.is_settled = true;
         record.charged = actual;
-        record.known_until_us = now.as_micros() + RETENTION_US;
+        record.kept_until_us = now.as_micros() + RETENTION_US;
         let outcome = if is_late { HoldOutcome::Late } else { HoldOutcome::Settled };
         let answer = record.with_outcome(current(state, &limit, now), outcome);
         self.insert(id, record);
@@ -465,17 +466,17 @@ impl Holds {
         let mut record = record.clone();
         self.index.remove(&record, id);
         record.expires_us = record.expires_us.max(now.as_micros() + micros(ttl));
-        record.known_until_us = record.expires_us + RETENTION_US;
+        record.kept_until_us = record.expires_us + RETENTION_US;
         self.index.insert(&record, id);
-        self.update(state);
+        self.update_expiries(state);
         let answer = record.with_outcome(current(state, &record.limit, now), HoldOutcome::Renewed);
         self.insert(id, record);
         answer
     }
 
-    /// Reverts a hold as if it had not been made, for a hold over several servers of which another one denied at `until`, if it was live then
-    /// and not repeated since. Without a time, reverts any hold that was not settled.
-    pub fn take_back(
+    /// Reverts a hold as if it had not been made. With `until`, the time at which another server denied it, does so only if the hold was live
+    /// then and was not repeated since. Without `until`, reverts any hold that was not settled.
+    pub fn revert(
         &mut self,
         state: &mut State,
         id: &[u8],
@@ -483,7 +484,7 @@ impl Holds {
         now: Timestamp,
     ) -> Answer {
         let was_live = |record: &Record| {
-            until.is_none_or(|until| (record.touched_us..record.expires_us).contains(&until.as_micros()))
+            until.is_none_or(|until| (record.last_attempt_us..record.expires_us).contains(&until.as_micros()))
         };
         let record = self.record(id, now).filter(|record| !record.is_settled && was_live(record)).cloned();
         let Some(record) = record else {
@@ -494,7 +495,7 @@ impl Holds {
             state.refund(&limit, now, record.units, Some(Timestamp::from_micros(record.at_us)));
         }
         self.remove(id);
-        self.update(state);
+        self.update_expiries(state);
         record.with_outcome(current(state, &record.limit, now), HoldOutcome::Settled)
     }
 
@@ -507,16 +508,16 @@ impl Holds {
     pub fn remove_expired(&mut self, has_counter: bool, now: Timestamp) {
         while self.forget(now) > 0 {}
         while let Some((_, member)) = self.index.entries.first()
-            && (!has_counter || !units_of(member).0)
-            && self.index.pop_left(now).is_some()
+            && (!has_counter || !decode_member(member).0)
+            && self.index.pop_due(now).is_some()
         {}
     }
 
     fn insert(&mut self, id: &[u8], record: Record) {
-        self.known.insert((record.known_until_us, id.into()));
+        self.known.insert((record.kept_until_us, id.into()));
         if let Some(place) = self.records.get_mut(id) {
-            if place.known_until_us != record.known_until_us {
-                self.known.remove(&(place.known_until_us, id.into()));
+            if place.kept_until_us != record.kept_until_us {
+                self.known.remove(&(place.kept_until_us, id.into()));
             }
             **place = record;
             return;
@@ -527,7 +528,7 @@ impl Holds {
 
     fn remove(&mut self, id: &[u8]) {
         if let Some(record) = self.records.remove(id) {
-            self.known.remove(&(record.known_until_us, id.into()));
+            self.known.remove(&(record.kept_until_us, id.into()));
             self.id_bytes -= id.len();
         }
     }
@@ -543,16 +544,16 @@ impl Holds {
             self.records.remove(&id);
             forgotten += 1;
         }
-        if self.records.capacity() > MAX_FREE * self.records.len().max(MIN_SLOTS) {
+        if self.records.capacity() > MAX_SLOTS_PER_RECORD * self.records.len().max(MIN_SLOTS) {
             self.records.shrink_to(2 * self.records.len());
         }
         forgotten
     }
 
     /// Records in the state of a concurrency limit when holds expire.
-    fn update(&self, state: &mut State) {
+    fn update_expiries(&self, state: &mut State) {
         if let State::Concurrency(counter) = state {
-            let expiry = |entry: Option<&(u64, Member)>| entry.map_or(0, |(leaves_us, _)| *leaves_us);
+            let expiry = |entry: Option<&(u64, Member)>| entry.map_or(0, |(removal_us, _)| *removal_us);
             counter.first_expiry_us = expiry(self.index.entries.first());
             counter.last_expiry_us = expiry(self.index.entries.last());
         }

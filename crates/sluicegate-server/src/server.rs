@@ -284,7 +284,7 @@ impl Server {
         let left = self.engine.limiter().flush_settlements(MAX_FLUSH).await;
         if left > 0 {
             tracing::warn!(
-                "settlements of holds that the store did not answer are lost: {left}; these holds expire"
+                "{left} settlements lost: the store did not answer before shutdown; their holds will expire"
             );
         }
     }

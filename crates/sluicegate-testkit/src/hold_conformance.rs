@@ -36,8 +36,8 @@ const HOLD: HoldOperation = HoldOperation::Hold { ttl: MINUTE };
 const SETTLE: HoldOperation = HoldOperation::Settle { kept: 0, max_excess: None };
 const KEEP: HoldOperation = HoldOperation::Settle { kept: 1, max_excess: None };
 
-fn take_back(until: Timestamp) -> HoldOperation {
-    HoldOperation::TakeBack { until }
+fn revert(until: Timestamp) -> HoldOperation {
+    HoldOperation::Revert { until }
 }
 
 fn renew(ttl: Duration) -> HoldOperation {
@@ -302,7 +302,7 @@ conformance_tests! { hold_conformance:
                     assert_eq!((again.at, again.expires_at), (START, START.plus(MINUTE)), "{limit:?}");
                 }
             }
-            assert_eq!(counter.on_hold("id", &limit, 0, take_back(fixture.clock.now())).await.hold.outcome, HoldOutcome::Unknown);
+            assert_eq!(counter.on_hold("id", &limit, 0, revert(fixture.clock.now())).await.hold.outcome, HoldOutcome::Unknown);
             assert_eq!(counter.left(&limit).await, left, "{limit:?}");
             fixture.clock.set(START.plus(HOLD_RETENTION - MICROSECOND));
             assert_eq!(counter.on_hold("id", &limit, 0, SETTLE).await.hold.outcome, HoldOutcome::Already, "{limit:?}");
@@ -507,7 +507,7 @@ conformance_tests! { hold_conformance:
     an_operation_on_an_unknown_hold_changes_nothing(fixture) {
         for limit in all_limits() {
             let counter = fixture.new_counter();
-            for operation in [SETTLE, KEEP, renew(MINUTE), take_back(fixture.clock.now())] {
+            for operation in [SETTLE, KEEP, renew(MINUTE), revert(fixture.clock.now())] {
                 let unknown = counter.on_hold("unknown", &limit, 3, operation).await.hold;
                 assert_eq!((unknown.outcome, unknown.charged), (HoldOutcome::Unknown, 0), "{limit:?}");
                 assert_eq!(unknown.expires_at, Timestamp::default());
@@ -528,7 +528,7 @@ conformance_tests! { hold_conformance:
         for limit in all_limits().into_iter().chain(releasing()) {
             let counter = fixture.new_counter();
             counter.on_hold("id", &limit, 4, HOLD).await;
-            counter.on_hold("id", &limit, 0, take_back(fixture.clock.now())).await;
+            counter.on_hold("id", &limit, 0, revert(fixture.clock.now())).await;
             assert_eq!(counter.left(&limit).await, 10, "{limit:?}");
             assert_eq!(counter.on_hold("id", &limit, 4, SETTLE).await.hold.outcome, HoldOutcome::Unknown, "{limit:?}");
             assert_eq!(counter.on_hold("id", &limit, 3, HOLD).await.hold.outcome, HoldOutcome::Held, "{limit:?}");
@@ -537,12 +537,12 @@ conformance_tests! { hold_conformance:
             fixture.clock.advance(SECOND);
             counter.on_hold("id", &limit, 3, HOLD).await;
             let until = fixture.clock.now().minus(MICROSECOND);
-            let kept = counter.on_hold("id", &limit, 0, take_back(until)).await.hold.outcome;
+            let kept = counter.on_hold("id", &limit, 0, revert(until)).await.hold.outcome;
             assert_eq!((kept, counter.left(&limit).await), (HoldOutcome::Unknown, 7), "{limit:?}");
             // and so does its expiry
-            let kept = counter.on_hold("id", &limit, 0, take_back(START.plus(MINUTE))).await.hold.outcome;
+            let kept = counter.on_hold("id", &limit, 0, revert(START.plus(MINUTE))).await.hold.outcome;
             assert_eq!((kept, counter.left(&limit).await), (HoldOutcome::Unknown, 7), "{limit:?}");
-            counter.on_hold("id", &limit, 0, take_back(fixture.clock.now())).await;
+            counter.on_hold("id", &limit, 0, revert(fixture.clock.now())).await;
             assert_eq!(counter.left(&limit).await, 10, "{limit:?}");
         }
     }
@@ -736,7 +736,7 @@ conformance_tests! { hold_conformance:
                 of_hold("a", 1, SETTLE),
                 of_hold("a", 1, SETTLE),
                 of_hold("c", 2, HOLD),
-                of_hold("b", 0, take_back(fixture.clock.now())),
+                of_hold("b", 0, revert(fixture.clock.now())),
                 of_hold("b", 3, HOLD),
                 plain,
             ];
@@ -803,7 +803,7 @@ conformance_tests! { hold_conformance:
     }
 
     /// If a further tier denies the repetition of a hold, the hold is taken back, also after the clock was set back.
-    a_denied_repetition_takes_back_the_hold_after_the_clock_was_set_back(fixture) {
+    a_denied_repetition_reverts_the_hold_after_the_clock_was_set_back(fixture) {
         for limit in all_limits() {
             // two counters of one key, which are on one server
             let counter = fixture.new_counter();

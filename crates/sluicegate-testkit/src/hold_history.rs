@@ -184,7 +184,7 @@ impl<'a> History<'a> {
             0..30 => self.hold(),
             30..55 if !self.recent.is_empty() => self.settle(),
             55..62 if !self.recent.is_empty() => self.renew(),
-            62..66 if !self.recent.is_empty() => self.take_back(),
+            62..66 if !self.recent.is_empty() => self.revert(),
             _ => self.ordinary(),
         }
     }
@@ -291,10 +291,10 @@ impl<'a> History<'a> {
         on_hold(&recent.id, tiers, HoldOperation::Renew { ttl })
     }
 
-    fn take_back(&mut self) -> Check {
+    fn revert(&mut self) -> Check {
         let (recent, tiers) = self.earlier();
         let until = if self.chance.random_bool(0.7) { self.now } else { recent.at };
-        on_hold(&recent.id, tiers, HoldOperation::TakeBack { until })
+        on_hold(&recent.id, tiers, HoldOperation::Revert { until })
     }
 
     fn ordinary(&mut self) -> Check {

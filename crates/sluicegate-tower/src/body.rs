@@ -1,4 +1,4 @@
-//! The body of a response, which may hold its request until it ends.
+//! A response body that settles the hold of its request when the body ends.
 
 use std::{
     convert::Infallible,
@@ -12,13 +12,12 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use pin_project_lite::pin_project;
 
-use crate::hold::LiveHold;
+use crate::hold::SettleOnDrop;
 
 pin_project! {
     /// The body of a response: that of the inner service, or a denial.
     ///
-    /// If the request is held, the hold ends with the body: when it has ended, when it fails, or when it is dropped, for example because the
-    /// client disconnected.
+    /// If the request is held, the hold is settled when the body ends, fails or is dropped, for example because the client disconnected.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -31,8 +30,8 @@ pin_project! {
     #[derive(Debug)]
     enum Kind<B> {
         Inner { #[pin] body: B },
-        // The body is dropped before the hold: it may still set the actual cost.
-        Held { #[pin] body: Option<B>, hold: Option<Box<LiveHold>> },
+        // Declared before `hold`, so that it is dropped first: its destructor may set the actual cost.
+        Held { #[pin] body: Option<B>, hold: Option<Box<SettleOnDrop>> },
         Denial { #[pin] body: Full<Bytes> },
     }
 }
@@ -44,7 +43,7 @@ impl<B> ResponseBody<B> {
     }
 
     /// The body of the inner service, whose request is held until it ends.
-    pub(crate) fn held(body: B, hold: LiveHold) -> Self {
+    pub(crate) fn held(body: B, hold: SettleOnDrop) -> Self {
         Self { kind: Kind::Held { body: Some(body), hold: Some(Box::new(hold)) } }
     }
 

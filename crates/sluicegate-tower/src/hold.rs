@@ -14,10 +14,10 @@ use sluicegate::{
 };
 use tokio::{runtime::Handle, task::AbortHandle, time::sleep};
 
-/// A hold is renewed after this fraction of its time to live.
-const RENEWAL_PART: u32 = 2;
-/// If the store does not respond, the renewal is repeated after this fraction of the time to live.
-const RETRY_PART: u32 = 8;
+/// A hold is renewed after its time to live divided by this.
+const RENEWAL_DIVISOR: u32 = 2;
+/// If the store does not respond, the renewal is repeated after the time to live divided by this.
+const RETRY_DIVISOR: u32 = 8;
 
 /// The actual cost of a held request, which its handler sets. Cheap to clone.
 ///
@@ -117,20 +117,20 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for ActualCosts {
 }
 
 /// A hold whose request is not being served yet.
-pub(crate) struct NewHold {
+pub(crate) struct UnstartedHold {
     /// `None` if the request was denied.
     token: Option<HoldToken>,
     ttl: Duration,
 }
 
-impl NewHold {
+impl UnstartedHold {
     pub(crate) fn of(hold: HoldDecision) -> (Decision, Self) {
         let HoldDecision { decision, token, ttl, .. } = hold;
         (decision, Self { token, ttl })
     }
 
     /// Starts to renew the hold, and adds [`ActualCosts`] to the request. Returns `None` if no counter has the hold.
-    pub(crate) fn start(self, limiter: &Limiter, request: &mut Extensions) -> Option<LiveHold> {
+    pub(crate) fn start(self, limiter: &Limiter, request: &mut Extensions) -> Option<SettleOnDrop> {
         // an outer layer may hold the request, too: both holds are settled with the same cost
         let actual = request.get_or_insert_default::<ActualCosts>().clone();
         let token = Arc::new(self.token.filter(|token| !token.is_empty())?);
@@ -139,12 +139,12 @@ impl NewHold {
         let renewal = runtime.as_ref().map(|runtime| {
             runtime.spawn(renew(limiter.clone(), Arc::clone(&token), self.ttl)).abort_handle()
         });
-        Some(LiveHold { limiter, token, actual, runtime, renewal })
+        Some(SettleOnDrop { limiter, token, actual, runtime, renewal })
     }
 }
 
 /// The hold of a request that is being served. Dropping it settles the hold in the background.
-pub(crate) struct LiveHold {
+pub(crate) struct SettleOnDrop {
     limiter: Limiter,
     token: Arc<HoldToken>,
     actual: ActualCosts,
@@ -153,7 +153,7 @@ pub(crate) struct LiveHold {
     renewal: Option<AbortHandle>,
 }
 
-impl LiveHold {
+impl SettleOnDrop {
     /// Uses the actual costs in the extensions of a response, if there are any.
     pub(crate) fn use_costs_of(&mut self, response: &Extensions) {
         if let Some(actual) = response.get::<ActualCosts>() {
@@ -162,16 +162,16 @@ impl LiveHold {
     }
 }
 
-impl fmt::Debug for LiveHold {
+impl fmt::Debug for SettleOnDrop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LiveHold")
+        f.debug_struct("SettleOnDrop")
             .field("id", self.token.id())
             .field("actual", &self.actual)
             .finish_non_exhaustive()
     }
 }
 
-impl Drop for LiveHold {
+impl Drop for SettleOnDrop {
     fn drop(&mut self) {
         if let Some(renewal) = &self.renewal {
             renewal.abort();
@@ -187,7 +187,7 @@ impl Drop for LiveHold {
             return self.limiter.release_later(token);
         }
         let costs = Costs::new(costs).unwrap_or_else(|error| {
-            tracing::warn!("a hold keeps its estimate: {error}");
+            tracing::warn!("hold settled with its estimate: {error}");
             Costs::new::<&str>([]).expect("no unit is invalid")
         });
         self.limiter.settle_later(token, costs);
@@ -196,22 +196,22 @@ impl Drop for LiveHold {
 
 /// Renews a hold until it ends.
 async fn renew(limiter: Limiter, token: Arc<HoldToken>, ttl: Duration) {
-    let mut pause = ttl / RENEWAL_PART;
+    let mut pause = ttl / RENEWAL_DIVISOR;
     loop {
         sleep(pause).await;
         pause = match limiter.renew(&token, ttl).await {
             Ok(renewal) if renewal.tiers.iter().any(|tier| tier.outcome == SettleOutcome::Renewed) => {
-                ttl / RENEWAL_PART
+                ttl / RENEWAL_DIVISOR
             }
             // the store did not answer when the hold was made, or it was reset since
             Ok(renewal) if renewal.outcome == SettleOutcome::Unknown => return,
             Ok(_) => {
                 tracing::warn!(
-                    "a hold expired before it was renewed: its request is no longer in flight for the store"
+                    "hold expired before it was renewed: its request no longer counts as in flight; use a longer ttl"
                 );
                 return;
             }
-            Err(_) => ttl / RETRY_PART,
+            Err(_) => ttl / RETRY_DIVISOR,
         };
     }
 }

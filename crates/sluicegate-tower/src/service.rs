@@ -19,7 +19,7 @@ use crate::{
     body::ResponseBody,
     denial::{self, CheckError, DenialFormat},
     headers,
-    hold::{LiveHold, NewHold},
+    hold::{SettleOnDrop, UnstartedHold},
     labels,
     layer::LayerSettings,
 };
@@ -98,7 +98,10 @@ where
 }
 
 /// Checks a request, and holds it if its cost is an estimate or an in-flight limit matches it.
-async fn check(settings: &LayerSettings, head: &Parts) -> Result<(Decision, Option<NewHold>), CheckError> {
+async fn check(
+    settings: &LayerSettings,
+    head: &Parts,
+) -> Result<(Decision, Option<UnstartedHold>), CheckError> {
     let labels = labels::read(settings, head)?;
     let request = LimiterRequest::new(&labels, settings.cost(head));
     let request = request.on_concurrency(OnConcurrency::RejectShadow);
@@ -112,11 +115,11 @@ async fn check(settings: &LayerSettings, head: &Parts) -> Result<(Decision, Opti
     }
     // boxed to keep the future of requests without holds small
     let hold = Box::pin(settings.limiter.hold_request(request).decide()).await?;
-    let (decision, hold) = NewHold::of(hold);
+    let (decision, hold) = UnstartedHold::of(hold);
     Ok((decision, Some(hold)))
 }
 
-fn with_hold<B>(response: Response<B>, hold: Option<LiveHold>) -> Response<ResponseBody<B>> {
+fn with_hold<B>(response: Response<B>, hold: Option<SettleOnDrop>) -> Response<ResponseBody<B>> {
     match hold {
         Some(mut hold) => {
             hold.use_costs_of(response.extensions());

@@ -98,6 +98,20 @@ impl Backend {
         }
     }
 
+    /// Settles a hold that a failure policy made in this process, and not in the store.
+    pub(crate) fn adjust_fallback_hold(&self, check: &Check) {
+        if let Self::Remote(remote) = self {
+            remote.adjust_fallback_hold(check);
+        }
+    }
+
+    /// Sends queued settlements if the runtime that did so has stopped.
+    pub(crate) fn resume_settlements(&self) {
+        if let Self::Remote(remote) = self {
+            remote.resume_settlements();
+        }
+    }
+
     /// Returns the remaining time of a caller's deadline after `elapsed`; `None` for the memory store, which never
     /// waits.
     pub(crate) fn time_left(&self, deadline: Option<Duration>, elapsed: Duration) -> Option<Duration> {

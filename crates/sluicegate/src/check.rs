@@ -32,7 +32,7 @@ pub struct Check {
     tiers: Tiers,
 }
 
-/// An operation on a hold.
+/// The id of a hold and the operation on it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HoldCall {
     /// The id of the hold.
@@ -41,19 +41,19 @@ pub struct HoldCall {
     pub operation: HoldOperation,
 }
 
-/// What happens to a hold. Only [`HoldOperation::Hold`] and [`HoldOperation::HoldNew`] are conditional; the operation of the other checks
-/// is [`Operation::Charge`].
+/// An operation on a hold. Only [`HoldOperation::Hold`] and [`HoldOperation::HoldNew`] are conditional; the operation of the other checks is
+/// [`Operation::Charge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HoldOperation {
     /// Check, and record the admitted request under the id. The operation of the check is [`Operation::Check`].
     Hold {
-        /// When the hold expires, from now.
+        /// The time from now until the hold expires.
         ttl: Duration,
     },
     /// The same for an id that is not trusted: an existing id is a conflict, even if the hold is the same, and a denial never reverts an
     /// existing hold. Sent only once, so that a hold never conflicts with itself.
     HoldNew {
-        /// When the hold expires, from now.
+        /// The time from now until the hold expires.
         ttl: Duration,
     },
     /// Replace the estimate of each tier with its cost.
@@ -65,11 +65,12 @@ pub enum HoldOperation {
     },
     /// Move the expiry, if that makes it later.
     Renew {
-        /// When the hold expires, from now.
+        /// The time from now until the hold expires.
         ttl: Duration,
     },
-    /// Revert the hold, because another server denied it, if it was live at this time and not repeated since.
-    TakeBack {
+    /// Revert the hold on this server, because another server denied it at `until`. No effect if the hold was repeated after `until`, or had
+    /// expired by then.
+    Revert {
         /// The store's time of the denied attempt.
         until: Timestamp,
     },

@@ -203,7 +203,8 @@ impl HoldId {
         }
     }
 
-    /// Creates an id from any bytes; long ones are hashed. No bytes are an id like any other: to the stores, an empty text is no id.
+    /// Creates an id from any bytes. Long ones are hashed, and empty ones are replaced by a placeholder, because the stores treat an empty id as
+    /// no hold.
     pub fn hashed(id: impl AsRef<[u8]>) -> Self {
         let value = Some(id.as_ref()).filter(|id| !id.is_empty());
         Self::of_text(identity(&[value]).as_str())

@@ -134,8 +134,8 @@ class AsyncClient:
 
         Rules with the algorithm `concurrency` need a hold. Use it as a context manager:
         `async with client.hold(…) as hold:`. Without an `id`, a random one is used; the same id again, while the hold
-        is live, gets the first answer. The hold expires after `ttl` seconds; by default after the shortest `ttl` of the
-        rules, or 60 seconds.
+        is live, gets the first response. The hold expires after `ttl` seconds; by default after the shortest `ttl` of
+        the rules, or 60 seconds.
         """
         return self.hold_with(Check(labels, key, limit, cost), id=id, ttl=ttl, headers=headers, deadline=deadline)
 

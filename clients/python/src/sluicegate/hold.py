@@ -19,8 +19,8 @@ RENEW_AFTER = 2 / 3
 # A failed renewal is repeated after this fraction of the time to live, and after this pause in seconds at the earliest.
 RENEW_AGAIN_AFTER = 1 / 15
 SHORTEST_RENEWAL_PAUSE = 0.05
-# A hold that the server may have made without an answer has an unknown time to live. It is renewed after this pause, by
-# the default of the server, in seconds.
+# If the answer to a hold was lost, its time to live may be unknown. The hold is then renewed after this pause (in
+# seconds), for the default ttl of the server.
 UNANSWERED_PAUSE = 0.5
 UNANSWERED_TTL = 60.0
 
@@ -42,7 +42,7 @@ class HoldState:
         self._report = report
         self._actual_cost: Cost | None = None
         # The call that was sent to end the hold: if it is cancelled or fails, the end of the block repeats it.
-        self._begun: HoldAdjustment | None = None
+        self._unfinished_call: HoldAdjustment | None = None
         self._has_ended = False
 
     @property
@@ -72,7 +72,7 @@ class HoldState:
 
     @property
     def repeated(self) -> bool:
-        """Whether a hold with this id was live already. This is its first answer, and nothing was charged again."""
+        """Whether a hold with this id was live already. This is its first response, and nothing was charged again."""
         return self._answer.repeated
 
     @property
@@ -111,15 +111,15 @@ class HoldState:
             raise InvalidRequest("the time to live of the hold is unknown: pass ttl")
         return renew(reference, ttl)
 
-    def _end(self, error: BaseException | None) -> HoldAdjustment | None:
+    def _final_call(self, error: BaseException | None) -> HoldAdjustment | None:
         """Returns the call at the end of a block; `None` if the hold has ended.
 
         A cancelled block keeps the estimate charged. Otherwise a client could avoid every charge by disconnecting.
         """
         if self._has_ended:
             return None
-        if self._begun is not None:
-            return self._begun
+        if self._unfinished_call is not None:
+            return self._unfinished_call
         if self._actual_cost is not None:
             return self._settlement(self._actual_cost)
         return self._release() if isinstance(error, Exception) else self._settlement(self._estimate)
@@ -147,15 +147,18 @@ class Hold(HoldState):
 
         If the server is unavailable, the call is repeated in the background, and the outcome is `queued`.
         """
-        return self._ended(lambda: self._settlement(cost), "settle", deadline)
+        return self._finish(lambda: self._settlement(cost), "settle", deadline)
 
     def release(self, *, deadline: float | None = None) -> Settlement:
         """Refunds the estimate. If the server is unavailable, the call is repeated in the background."""
-        return self._ended(self._release, "release", deadline)
+        return self._finish(self._release, "release", deadline)
 
     def renew(self, ttl: float | None = None, *, deadline: float | None = None) -> Settlement:
-        """Moves the expiry to `ttl` seconds from now, by default that of the hold. Raises `Unavailable`."""
-        return self._sent(self._renewal(ttl), "renew", deadline)
+        """Moves the expiry to `ttl` seconds from now, if that is later. By default, `ttl` is that of the hold.
+
+        Raises `Unavailable`.
+        """
+        return self._send(self._renewal(ttl), "renew", deadline)
 
     def __enter__(self) -> Hold:
         """Returns the hold."""
@@ -165,32 +168,32 @@ class Hold(HoldState):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Ends the hold. Errors are logged."""
-        adjustment = self._end(error)
+        adjustment = self._final_call(error)
         if adjustment is None:
             return
         try:
-            self._ended(lambda: adjustment, adjustment.operation, None)
+            self._finish(lambda: adjustment, adjustment.operation, None)
         except SluicegateError as failure:
             self._report(failure)
 
-    def _ended(
+    def _finish(
         self, prepare: Callable[[], HoldAdjustment | None], operation: str, deadline: float | None
     ) -> Settlement:
         try:
-            adjustment = self._begun = prepare()
-            settlement = self._sent(adjustment, operation, deadline)
+            adjustment = self._unfinished_call = prepare()
+            settlement = self._send(adjustment, operation, deadline)
         except Unavailable:
             # The end of the block repeats the call.
             raise
         except SluicegateError:
             # The end of the block must not release the hold because of this exception.
-            self._begun = None
+            self._unfinished_call = None
             self.keep_estimate()
             raise
         self._has_ended = True
         return settlement
 
-    def _sent(self, adjustment: HoldAdjustment | None, operation: str, deadline: float | None) -> Settlement:
+    def _send(self, adjustment: HoldAdjustment | None, operation: str, deadline: float | None) -> Settlement:
         if adjustment is None:
             return Settlement(_WITHOUT_COUNTERS[operation])
         return self._adjust(adjustment, deadline)
@@ -219,21 +222,24 @@ class AsyncHold(HoldState):
 
         If the server is unavailable, the call is repeated in the background, and the outcome is `queued`.
         """
-        return await self._ended(lambda: self._settlement(cost), "settle", deadline)
+        return await self._finish(lambda: self._settlement(cost), "settle", deadline)
 
     async def release(self, *, deadline: float | None = None) -> Settlement:
         """Refunds the estimate. If the server is unavailable, the call is repeated in the background."""
-        return await self._ended(self._release, "release", deadline)
+        return await self._finish(self._release, "release", deadline)
 
     async def renew(self, ttl: float | None = None, *, deadline: float | None = None) -> Settlement:
-        """Moves the expiry to `ttl` seconds from now, by default that of the hold. Raises `Unavailable`."""
-        return await self._sent(self._renewal(ttl), "renew", deadline)
+        """Moves the expiry to `ttl` seconds from now, if that is later. By default, `ttl` is that of the hold.
+
+        Raises `Unavailable`.
+        """
+        return await self._send(self._renewal(ttl), "renew", deadline)
 
     async def __aenter__(self) -> AsyncHold:
         """Starts to renew the hold."""
         answer = self._answer
-        is_known = answer.ttl is not None or answer.token is None
-        if answer.reference is not None and is_known and self._renewing is None:
+        can_renew = answer.ttl is not None or answer.token is None
+        if answer.reference is not None and can_renew and self._renewing is None:
             self._renewing = asyncio.get_running_loop().create_task(self._keep_alive())
         return self
 
@@ -245,32 +251,32 @@ class AsyncHold(HoldState):
             # A closed event loop raises `RuntimeError`.
             with contextlib.suppress(RuntimeError):
                 self._renewing.cancel()
-        adjustment = self._end(error)
+        adjustment = self._final_call(error)
         if adjustment is None:
             return
         try:
-            await self._ended(lambda: adjustment, adjustment.operation, None)
+            await self._finish(lambda: adjustment, adjustment.operation, None)
         except SluicegateError as failure:
             self._report(failure)
 
-    async def _ended(
+    async def _finish(
         self, prepare: Callable[[], HoldAdjustment | None], operation: str, deadline: float | None
     ) -> Settlement:
         try:
-            adjustment = self._begun = prepare()
-            settlement = await self._sent(adjustment, operation, deadline)
+            adjustment = self._unfinished_call = prepare()
+            settlement = await self._send(adjustment, operation, deadline)
         except Unavailable:
             # The end of the block repeats the call.
             raise
         except SluicegateError:
             # The end of the block must not release the hold because of this exception.
-            self._begun = None
+            self._unfinished_call = None
             self.keep_estimate()
             raise
         self._has_ended = True
         return settlement
 
-    async def _sent(self, adjustment: HoldAdjustment | None, operation: str, deadline: float | None) -> Settlement:
+    async def _send(self, adjustment: HoldAdjustment | None, operation: str, deadline: float | None) -> Settlement:
         if adjustment is None:
             return Settlement(_WITHOUT_COUNTERS[operation])
         return await self._adjust(adjustment, deadline)

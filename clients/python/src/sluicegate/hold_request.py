@@ -102,7 +102,9 @@ def reference_of(token: str | None, check: Check, id: str | None) -> Reference:
         return {"token": token}
     if token is None and id is not None and has_subject:
         return {**check.subject_to_json(), "id": _valid_id(id)}
-    raise InvalidRequest("a hold has a token, or an id with its labels or its key and limit: pass one of both")
+    raise InvalidRequest(
+        "a hold is identified by its token, or by its id with labels or with key and limit: pass exactly one"
+    )
 
 
 def settle(reference: Reference, cost: Cost) -> HoldAdjustment:

@@ -27,11 +27,12 @@ class Settlement:
     """The outcome of settling, releasing or renewing a hold."""
 
     outcome: str
-    """The worst outcome of a counter: `settled`, `released`, `renewed`, `already`, `late`, `queued`, `unknown`.
+    """The worst of the outcomes of all counters, from the best: `settled`, `released`, `renewed`, `already`, `late`,
+    `queued`, `unknown`.
 
-    `already`: the hold had ended, and nothing changed. `late`: the hold had expired; settling charged the actual cost
-    once. `queued`: the server or its store did not answer, and the call is repeated in the background. `unknown`: there
-    is no such hold, and nothing changed.
+    `already`: the hold was settled or released before, and nothing changed. `late`: the hold had expired; settling
+    charged the actual cost once. `queued`: the server or its store did not answer, and the call is repeated in the
+    background. `unknown`: there is no such hold, and nothing changed.
     """
     tiers: tuple[SettledTier, ...] = ()
 

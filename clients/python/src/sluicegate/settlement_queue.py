@@ -31,7 +31,7 @@ DEADLINE = 1.0
 class SettlementQueue:
     """Settlements that were not delivered. A thread sends them in order, and ends when the queue is empty.
 
-    A thread also for the asyncio client: it does not end with an event loop or a cancelled task.
+    The asyncio client uses a thread as well, because a thread outlives event loops and cancelled tasks.
     """
 
     def __init__(self, core: Core) -> None:
@@ -87,7 +87,7 @@ class SettlementQueue:
             except SluicegateError as error:
                 self._core.report_dropped(error)
             except Exception as error:
-                # The others must not wait for ever.
+                # Continue with the next settlement.
                 self._core.report_dropped(SluicegateError(f"unexpected {type(error).__name__}: {error}"))
             pause = FIRST_PAUSE
             self._remove_first()

@@ -37,7 +37,7 @@ pub(crate) struct HoldArgs {
     #[command(flatten)]
     cost: CostArg,
 
-    /// Id of the hold, unique to the request: the same id again gets the first answer [default: random]
+    /// Id of the hold, unique to the request: the same id again gets the first response [default: random]
     #[arg(long, help_heading = HOLD_HEADING)]
     id: Option<String>,
 
@@ -155,7 +155,7 @@ impl HeldArgs {
         let (settlement, raw) = send::<SettlementBody>(&self.target, call, body, format).await?;
         if settlement.outcome == "queued" && raw.is_direct() {
             // the queue ends with this process
-            return Err("the store did not answer: run the command again, a hold is settled only once".into());
+            return Err("the store did not answer: run the command again; a hold is settled only once".into());
         }
         print_response(format, &raw, || print_hold::settlement(body, &settlement));
         let is_done = done.contains(&&*settlement.outcome);

@@ -20,7 +20,7 @@ pub(super) fn hold(response: &Response<'_>, held: &HoldBody) {
     if held.repeated {
         output::line(paint(
             DIM,
-            "a hold with this id exists: this is the first answer, nothing was charged again",
+            "a hold with this id exists: this is its first response; nothing was charged again",
         ));
     }
     no_rule_hint(response);
@@ -39,7 +39,9 @@ pub(super) fn settlement(body: &RequestBody<'_>, SettlementBody { outcome, tiers
         "already" => "the hold was settled or released before: nothing changed",
         "late" => "the hold had expired",
         "queued" => "the store did not answer: the server repeats the call",
-        "unknown" => "there is no such hold: it ended long ago, or its id or labels differ",
+        "unknown" => {
+            "there is no such hold: it ended more than a minute ago, was reset, or its id or labels differ"
+        }
         _ if tiers.is_empty() => "no rule applies to the hold",
         _ => "",
     };

@@ -24,6 +24,8 @@ const DEFAULT_SERVER: &str = "http://127.0.0.1:8080";
 
 /// Deadline of a direct call to a store. Longer than a server's, because it includes connecting.
 const STORE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long the process waits for releases of holds that a call has left.
+const MAX_FLUSH: Duration = Duration::from_millis(500);
 
 const TARGET_HEADING: &str = "Target";
 
@@ -129,7 +131,9 @@ impl TargetArgs {
             let empty = "the store memory: is empty at the start of each command and discarded at its end";
             output::note(paint(WARNING, empty));
         }
+        let limiter = engine.limiter().clone();
         let (status, body) = HttpService::new(engine, Settings::default()).post(path, body).await;
+        limiter.flush_settlements(MAX_FLUSH).await;
         if config.store.url != StoreUrl::Memory && format == OutputFormat::Text {
             output::note(paint(DIM, format_args!("called {url} directly, with {}", rules(&config.origin))));
         }

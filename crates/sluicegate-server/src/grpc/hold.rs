@@ -36,15 +36,15 @@ pub(super) async fn hold(
     decided
 }
 
-/// Releases the hold that these requests made, in the background: their call was cancelled before it was answered, so that its stream has no
-/// end.
+/// Releases the hold that these requests made, in the background: their call was cancelled before it was answered, so Envoy sends no call at the
+/// end of the stream.
 pub(super) fn release(engine: &Engine, requests: &[Request<'_>], id: &HoldId) {
     let limiter = engine.limiter();
     let held = requests.iter().filter(|request| request.operation == Operation::Check);
     for request in held.filter(|request| request.on_concurrency != OnConcurrency::Skip) {
         match limiter.hold_token(request, id.clone()) {
             Ok(token) => limiter.release_later(token),
-            Err(error) => tracing::warn!("a hold was not released, it expires instead: {error}"),
+            Err(error) => tracing::warn!("hold not released; it will expire: {error}"),
         }
     }
 }

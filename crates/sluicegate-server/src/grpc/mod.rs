@@ -257,7 +257,7 @@ impl RateLimitHandler {
         match decided {
             Ok((group, is_held)) => {
                 let mut response = self.respond(&group.overall, &group.each)?;
-                response.dynamic_metadata = is_held.then(response::mark_of_hold);
+                response.dynamic_metadata = is_held.then(response::settle_metadata);
                 Ok(response)
             }
             Err(error) => self.without_decision(&error, request),
@@ -276,18 +276,16 @@ impl RateLimitHandler {
         let RateLimitCall { requests, ends, end_positions, problem, .. } = call;
         if let Some(problem) = problem {
             self.engine.observer().invalid(Call::CHECK);
-            self.warn(format_args!("a descriptor at the end of a stream settles nothing: {problem}"));
+            self.warn(format_args!("settle descriptor ignored: {problem}"));
         }
         let excess = match self.access.check(authorization(headers), Scope::Adjust) {
             Ok(_) => Excess::Unbounded,
             Err(_) => Excess::Bounded,
         };
-        // a client that disconnects does not leave an estimate charged
+        // completes even if the caller disconnects: otherwise the estimate would stay charged
         let settled = run_to_completion(hold::settle(self.engine.clone(), ends, excess, deadline)).await;
         if let Err(error) = settled {
-            self.warn(format_args!(
-                "a hold was not settled at the end of its stream, it expires instead: {error}"
-            ));
+            self.warn(format_args!("hold not settled at the end of its stream; it will expire: {error}"));
         }
         if requests.is_empty() {
             return Ok(response::settled(end_positions.len()));

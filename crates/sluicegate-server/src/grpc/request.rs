@@ -29,10 +29,10 @@ const DOMAIN: &str = "domain";
 const DEFAULT_HITS: u64 = 1;
 
 /// The settle entry: a descriptor with it settles a hold at the end of a stream. It is not a label.
-pub(super) const MARKING_KEY: &str = "sluicegate";
-pub(super) const SETTLE: &str = "settle";
+pub(super) const SETTLE_KEY: &str = "sluicegate";
+pub(super) const SETTLE_VALUE: &str = "settle";
 
-/// What a call asks for.
+/// The contents of a call.
 #[derive(Debug, Default)]
 pub(super) struct RateLimitCall {
     /// The descriptors that are decided, in order.
@@ -92,11 +92,11 @@ pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<RateLi
         }
     }
     let mut call = RateLimitCall::default();
-    let has_end = request.descriptors.iter().any(marks_end);
+    let has_end = request.descriptors.iter().any(has_settle_entry);
     for (index, descriptor) in request.descriptors.iter().enumerate() {
         let problem = |problem: &dyn Display| format!("descriptors[{index}]: {problem}");
         let labels = labels(engine, request, descriptor);
-        if marks_end(descriptor) {
+        if has_settle_entry(descriptor) {
             call.end_positions.push(index);
             match labels {
                 Ok(labels) => call.add_end(StreamEnd { labels, actual: hits(request, descriptor).map(cost) }),
@@ -118,7 +118,7 @@ pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<RateLi
         };
         if call.hold.as_ref().is_some_and(|id| id != held.id()) {
             return Err(undecidable(
-                &"its id is not that of the other descriptors: use one id for all rules with hold",
+                &"the hold id differs from that of other descriptors: use one id for all rules with hold",
             ));
         }
         let costs = held.costs(hits).map_err(|error| undecidable(&error))?;
@@ -129,12 +129,12 @@ pub(super) fn read(engine: &Engine, request: &RateLimitRequest) -> Result<RateLi
 }
 
 /// Whether a descriptor has the settle entry.
-fn marks_end(descriptor: &RateLimitDescriptor) -> bool {
-    descriptor.entries.iter().any(is_mark)
+fn has_settle_entry(descriptor: &RateLimitDescriptor) -> bool {
+    descriptor.entries.iter().any(is_settle_entry)
 }
 
-fn is_mark(entry: &Entry) -> bool {
-    entry.key == MARKING_KEY && entry.value == SETTLE.as_bytes()
+fn is_settle_entry(entry: &Entry) -> bool {
+    entry.key == SETTLE_KEY && entry.value == SETTLE_VALUE.as_bytes()
 }
 
 /// Returns the labels of a descriptor. Envoy sends one without entries if all its headers are absent; then the domain is the only label.
@@ -143,7 +143,7 @@ fn labels(
     request: &RateLimitRequest,
     descriptor: &RateLimitDescriptor,
 ) -> Result<Labels, CleanError> {
-    let entries = descriptor.entries.iter().filter(|entry| !is_mark(entry));
+    let entries = descriptor.entries.iter().filter(|entry| !is_settle_entry(entry));
     let entries = entries.map(|entry| (&*entry.key, &*entry.value));
     engine.labels_shortened(entries.chain([(DOMAIN, request.domain.as_bytes())]))
 }

@@ -8,7 +8,7 @@ use sluicegate_tower::headers::{self, Dialect};
 
 use super::{
     messages::{Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitResponse, Unit},
-    request::{MARKING_KEY, MAX_DESCRIPTORS, SETTLE},
+    request::{MAX_DESCRIPTORS, SETTLE_KEY, SETTLE_VALUE},
 };
 
 /// Creates the response. Its statuses are in the order of the descriptors.
@@ -46,9 +46,10 @@ pub(super) fn insert_settled(response: &mut RateLimitResponse, positions: &[usiz
 
 /// Returns the dynamic metadata of a request that is held: the settle entry, which Envoy copies into the call at the end of the stream.
 /// Responses to other requests do not have it.
-pub(super) fn mark_of_hold() -> prost_types::Struct {
-    let value = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue(SETTLE.to_owned())) };
-    prost_types::Struct { fields: [(MARKING_KEY.to_owned(), value)].into() }
+pub(super) fn settle_metadata() -> prost_types::Struct {
+    let value =
+        prost_types::Value { kind: Some(prost_types::value::Kind::StringValue(SETTLE_VALUE.to_owned())) };
+    prost_types::Struct { fields: [(SETTLE_KEY.to_owned(), value)].into() }
 }
 
 fn settled_status() -> DescriptorStatus {

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// A hold to make.
-struct NewHold {
+struct ParsedHold {
     request: ApiRequest,
     /// The id as the caller sent it, and as it is stored.
     id: Option<(String, HoldId)>,
@@ -31,15 +31,15 @@ struct NewHold {
 }
 
 /// An operation on a hold that was made before.
-struct Adjustment {
+struct ParsedAdjustment {
     token: HoldToken,
     deadline: Option<Duration>,
     adjustment: HoldAdjustment,
 }
 
 pub(super) async fn hold(State(api): State<Api>, request: Request) -> Result<HoldBody, Problem> {
-    let hold = read(&api, ApiCall::Hold, request, NewHold::read).await?;
-    let NewHold { request: ApiRequest { request, wants_headers }, id, ttl } = hold;
+    let hold = read(&api, ApiCall::Hold, request, ParsedHold::read).await?;
+    let ParsedHold { request: ApiRequest { request, wants_headers }, id, ttl } = hold;
     let (sent_id, id) = id.unzip();
     let held = api.engine.hold(Transport::Http, &request, id, ttl).await?;
     Ok(HoldBody {
@@ -51,7 +51,7 @@ pub(super) async fn hold(State(api): State<Api>, request: Request) -> Result<Hol
     })
 }
 
-/// Returns the generated id of a hold. A denied hold has none: then this is an id for another attempt.
+/// Returns the generated id of a hold. For a denied hold, returns a new id, with which the caller can retry.
 fn generated_id(token: Option<&HoldToken>) -> String {
     token.map_or_else(|| HoldId::random().to_string(), |token| token.id().to_string())
 }
@@ -77,7 +77,9 @@ pub(super) async fn release(State(api): State<Api>, request: Request) -> Result<
 pub(super) async fn renew(State(api): State<Api>, request: Request) -> Result<SettlementBody, Problem> {
     adjust(&api, ApiCall::Renew, request, |body| match body.ttl_ms.take() {
         Some(ttl) => Ok(HoldAdjustment::Renew(ttl_of(ttl))),
-        None => Err(Problem::bad_request("\"ttl_ms\" is missing: send how long the hold lasts from now on")),
+        None => {
+            Err(Problem::bad_request("\"ttl_ms\" is missing: send the time from now until the hold expires"))
+        }
     })
     .await
 }
@@ -96,8 +98,8 @@ async fn adjust(
     request: Request,
     operation: impl FnOnce(&mut Body) -> Result<HoldAdjustment, Problem>,
 ) -> Result<SettlementBody, Problem> {
-    let read = read(api, call, request, |engine, body| Adjustment::read(engine, call, body, operation));
-    let Adjustment { token, deadline, adjustment } = read.await?;
+    let read = read(api, call, request, |engine, body| ParsedAdjustment::read(engine, call, body, operation));
+    let ParsedAdjustment { token, deadline, adjustment } = read.await?;
     Ok(api.engine.adjust_hold(Transport::Http, token, adjustment, deadline).await?.into())
 }
 
@@ -113,7 +115,7 @@ async fn read<T>(
     read.inspect_err(|_| api.engine.observer().invalid(call.into()))
 }
 
-impl NewHold {
+impl ParsedHold {
     fn read(engine: &Engine, mut body: Body) -> Result<Self, Problem> {
         let (id, ttl) = (body.id.take(), body.ttl_ms.take());
         let request = request::from_body(engine, ApiCall::Hold, body)?;
@@ -125,7 +127,7 @@ impl NewHold {
     }
 }
 
-impl Adjustment {
+impl ParsedAdjustment {
     /// Reads the hold, which is identified by its token, or by its id and the request that made it.
     fn read(
         engine: &Engine,
@@ -151,7 +153,7 @@ impl Adjustment {
                 "\"token\" and \"id\" exclude each other: the token contains the id; remove \"id\"",
             )),
             (None, None) => Err(Problem::bad_request(
-                "the hold is missing: send its \"token\", or its \"id\" with the labels, or the key and limit, that made it",
+                "the hold is missing: send \"token\", or \"id\" with the labels of the hold, or \"id\" with its key and limit",
             )),
         }
     }

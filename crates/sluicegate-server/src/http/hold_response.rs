@@ -20,14 +20,14 @@ pub struct HoldBody {
     /// The time at which the hold expires, on the store's clock; `None` if it was denied or no store recorded it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at_us: Option<u64>,
-    /// Whether the hold existed already: this is the first answer, and nothing was charged again.
+    /// Whether the hold existed already: this is the first response, and nothing was charged again.
     pub repeated: bool,
 }
 
 /// The response to settling, releasing or renewing a hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettlementBody {
-    /// The worst outcome of a counter: `settled`, `released`, `renewed`, `already`, `late`, `queued` or `unknown`.
+    /// The worst of the outcomes of all counters: `settled`, `released`, `renewed`, `already`, `late`, `queued` or `unknown`.
     pub outcome: String,
     /// The outcome of each counter.
     pub tiers: Vec<SettledTierBody>,

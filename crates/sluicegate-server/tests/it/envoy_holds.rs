@@ -266,7 +266,7 @@ async fn an_external_client_cannot_choose_the_id_of_its_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_repeats_a_live_id_gets_no_second_hold_and_ends_none() {
+async fn a_repeated_live_id_neither_makes_nor_ends_a_hold() {
     let edge = Edge::start(rules(10_000, 5), &[INTERNAL]).await;
     let first = edge.open("/1", ID).await;
     assert_eq!(first.status(), 200);

@@ -149,7 +149,7 @@ async fn the_excess_is_charged_and_a_settlement_without_an_addend_keeps_the_esti
 }
 
 #[tokio::test]
-async fn a_settlement_without_an_addend_beside_one_with_an_addend_has_no_effect() {
+async fn of_two_settle_descriptors_the_one_with_an_addend_is_used() {
     let mut envoy = OnMemory::start(budget()).await;
     for (id, ends) in [
         ("a", vec![end("a", 7), end_without_cost("a")]),
@@ -444,7 +444,7 @@ async fn refunds_of_a_held_request_are_made_if_it_is_allowed() {
 
 /// Envoy sends no end of a stream whose client disconnected before the first call was answered.
 #[tokio::test]
-async fn a_call_that_is_cancelled_while_the_store_decides_holds_nothing() {
+async fn a_call_that_is_cancelled_while_the_store_decides_leaves_no_hold() {
     for with_refund in [false, true] {
         let store = GatedStore::closed();
         let options = Options::new().deadline(seconds(10));

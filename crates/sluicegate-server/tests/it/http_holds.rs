@@ -141,7 +141,7 @@ fn with(body: Value, fields: Value) -> Value {
 }
 
 #[tokio::test]
-async fn the_same_hold_again_gets_the_first_answer() {
+async fn a_repeated_hold_gets_the_first_response() {
     let api = Api::with_budget();
     let first = api.ok("/v1/hold", hold("a")).await;
     api.clock.advance(Duration::from_secs(1));
@@ -242,7 +242,7 @@ async fn a_check_that_needs_a_hold_is_rejected_and_forward_auth_skips_the_rule()
 }
 
 #[tokio::test]
-async fn a_check_skips_a_concurrency_rule_that_only_observes() {
+async fn a_check_skips_a_shadow_concurrency_rule() {
     let api = Api::new([Rule::new("in-flight", Limit::concurrency(1).unwrap()).per(["tenant"]).shadow()]);
     for _ in 0..2 {
         let checked = api.ok("/v1/check", json!({"labels": {"tenant": "acme"}})).await;

@@ -40,9 +40,9 @@ pub(super) struct Record {
     units: u64,
     made: u64,
     /// When it was made or last repeated.
-    touched: u64,
+    last_attempt: u64,
     expires: u64,
-    known_until: u64,
+    kept_until: u64,
     is_settled: bool,
     /// Whether its estimate is still charged: it was not settled, released or reset.
     is_open: bool,
@@ -62,7 +62,7 @@ impl Record {
 
     fn is_known(&self, now: u64) -> bool {
         let has_been_released = self.releases() && self.expires <= now;
-        now < self.known_until && (self.is_settled || has_been_released || self.is_open)
+        now < self.kept_until && (self.is_settled || has_been_released || self.is_open)
     }
 
     fn is_live(&self, now: u64) -> bool {
@@ -70,15 +70,15 @@ impl Record {
     }
 
     /// The time from which a check releases it or, if it stays charged, removes it.
-    fn leaves(&self) -> u64 {
-        if self.releases() { self.expires } else { self.known_until }
+    fn removal_time(&self) -> u64 {
+        if self.releases() { self.expires } else { self.kept_until }
     }
 
     /// The order of holds that leave at the same time, as stored.
     fn order(&self) -> (u64, Vec<u8>) {
         let flag = [u8::from(self.releases())];
         let [made, units] = [self.made, self.units].map(|number| (number as f64).to_le_bytes());
-        (self.leaves(), [&flag[..], &made, &units, self.id.as_bytes()].concat())
+        (self.removal_time(), [&flag[..], &made, &units, self.id.as_bytes()].concat())
     }
 
     fn answer(&self, outcome: HoldOutcome) -> HoldAnswer {
@@ -213,7 +213,7 @@ impl Model {
         for (index, tier) in part.iter().enumerate() {
             match &known[index] {
                 Some(record) if is_granted => {
-                    self.record_mut(&tiers[*tier], record).touched = now;
+                    self.record_mut(&tiers[*tier], record).last_attempt = now;
                     attempt.holds[*tier] = record.answer(HoldOutcome::Repeated);
                     attempt.shares[*tier] = record.first;
                     attempt.reached.push(*tier);
@@ -248,9 +248,9 @@ impl Model {
             limit: terms.limit,
             units,
             made: now,
-            touched: now,
+            last_attempt: now,
             expires,
-            known_until: expires + micros(HOLD_RETENTION),
+            kept_until: expires + micros(HOLD_RETENTION),
             is_settled: false,
             is_open: true,
             charged: units,
@@ -308,9 +308,9 @@ impl Model {
                 return (NOTHING, outcome(HoldOutcome::Unknown));
             };
             match operation {
-                HoldOperation::TakeBack { until } => {
+                HoldOperation::Revert { until } => {
                     let until = until.as_micros();
-                    if record.is_settled || record.touched > until || record.expires <= until {
+                    if record.is_settled || record.last_attempt > until || record.expires <= until {
                         return (NOTHING, outcome(HoldOutcome::Unknown));
                     }
                     (self.remove(tier, &record, now), record.answer(HoldOutcome::Settled))
@@ -336,7 +336,7 @@ impl Model {
             return (NOTHING, record.answer(HoldOutcome::Late));
         }
         record.expires = record.expires.max(now + micros(ttl));
-        record.known_until = record.expires + micros(HOLD_RETENTION);
+        record.kept_until = record.expires + micros(HOLD_RETENTION);
         *self.record_mut(tier, &record) = record.clone();
         (self.share_of(tier, &record, now), record.answer(HoldOutcome::Renewed))
     }
@@ -349,7 +349,7 @@ impl Model {
         record.is_open = false;
         record.is_settled = true;
         record.charged = actual;
-        record.known_until = now + micros(HOLD_RETENTION);
+        record.kept_until = now + micros(HOLD_RETENTION);
         *self.record_mut(tier, &record) = record.clone();
         let own = self.limit_that_counts(&counter, &limit, now);
         if !was_open {
@@ -409,10 +409,12 @@ impl Model {
     fn release_expired(&mut self, tier: &Tier, now: u64) -> u32 {
         let counter = counter_of(tier);
         let Some(records) = self.holds.get_mut(&counter) else { return 0 };
-        let (expired, others): (Vec<_>, Vec<_>) =
-            records.iter_mut().filter(|record| record.is_open).partition(|record| record.leaves() <= now);
+        let (expired, others): (Vec<_>, Vec<_>) = records
+            .iter_mut()
+            .filter(|record| record.is_open)
+            .partition(|record| record.removal_time() <= now);
         let latest = now + micros(MAX_HOLD_TTL + HOLD_RETENTION);
-        let from_future = others.into_iter().filter(|record| record.leaves() > latest);
+        let from_future = others.into_iter().filter(|record| record.removal_time() > latest);
         let is_forward = !expired.is_empty();
         let mut expired: Vec<&mut Record> = if is_forward { expired } else { from_future.collect() };
         expired.sort_by_key(|record| record.order());

@@ -122,7 +122,7 @@ impl Default for TierInfo {
     }
 }
 
-/// What happens with concurrency rules.
+/// How a request treats the concurrency rules that it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConcurrencyRules {
     /// They apply: the request is a hold or a peek.
@@ -132,7 +132,7 @@ pub(super) enum ConcurrencyRules {
     /// Enforced ones are an error, shadow ones are skipped.
     Reject,
     /// They are an error.
-    RejectAll,
+    RejectShadow,
 }
 
 impl ConcurrencyRules {
@@ -147,7 +147,7 @@ impl ConcurrencyRules {
             Operation::Peek => Self::Apply,
             Operation::Check => match request.on_concurrency {
                 OnConcurrency::Reject => Self::Reject,
-                OnConcurrency::RejectShadow => Self::RejectAll,
+                OnConcurrency::RejectShadow => Self::RejectShadow,
                 OnConcurrency::Skip => Self::Skip,
             },
             Operation::Charge | Operation::Refund { .. } => Self::Skip,
@@ -158,7 +158,7 @@ impl ConcurrencyRules {
         match self {
             Self::Apply | Self::Skip => false,
             Self::Reject => !effect.is_shadow(),
-            Self::RejectAll => true,
+            Self::RejectShadow => true,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Several requests that are allowed together or not at all: several descriptions of one call of a client.
+//! Several requests that are allowed together or not at all, for example the descriptors of one Envoy call.
 //!
 //! Each request matches rules by itself. All counters that they reach form one check; a counter that several requests reach is
 //! charged once, with the largest cost. Refunds follow in a separate step, and only if the checks pass, so that a denied call
@@ -102,16 +102,18 @@ impl Limiter {
             // boxed to keep the future of groups without holds small
             Some(id) => match Box::pin(self.hold_jointly(&mut checks, id, deadline)).await? {
                 GroupHold::Decided(decisions, token) => {
-                    // a settlement by the id would reach the store, too, where it may be that of another hold
+                    // report the hold only if the store confirmed it: in the store, the id may belong to another hold, which the settlement
+                    // would end
                     let is_made = decisions.holds.iter().any(|hold| hold.outcome == HoldOutcome::Held);
                     is_held = is_made && decisions.failure.is_none();
                     made = token.filter(|_| is_held);
                     decisions
                 }
-                GroupHold::Known(in_flight) => {
+                GroupHold::IdInUse(in_flight) => {
                     is_held = false;
                     checks = JointCheck::of_checks(&rules, requests, |_| ConcurrencyRules::Skip)?;
                     checks.denials.extend(in_flight);
+                    checks.deny_without_store();
                     let deadline = backend.time_left(deadline, started.elapsed());
                     self.counting_expired(checks.decide(backend, deadline).await?)
                 }
@@ -248,6 +250,14 @@ impl JointCheck {
             (request, TierDecision { policy: Some(terms.limit), limit, ..denial })
         });
         denied.collect()
+    }
+
+    /// Lets rules with the failure policy `open` deny if the store does not answer: a client that repeats the id of a hold leaves less time for
+    /// the decision, and must not be allowed by a failure policy because of that.
+    fn deny_without_store(&mut self) {
+        for info in self.infos.iter_mut().filter(|info| info.on_store_failure == OnStoreFailure::Open) {
+            info.on_store_failure = OnStoreFailure::Closed;
+        }
     }
 
     /// Returns the check of all counters; `None` if there are none, or a rule denies without counting.

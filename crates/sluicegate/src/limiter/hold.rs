@@ -1,4 +1,4 @@
-//! Holds: admitted requests whose cost is corrected later, and which count as in flight until then.
+//! Makes holds: admitted requests whose cost is corrected later. Settling them is in `settlement.rs`.
 
 use std::{future::IntoFuture, pin::Pin, sync::Arc, time::Duration};
 
@@ -50,7 +50,8 @@ pub struct HoldDecision {
     pub is_repeated: bool,
 }
 
-/// An admitted hold. Dropping it releases the hold in the background; settle it to charge the actual cost.
+/// A hold, admitted or denied: see [`Hold::is_allowed`]. Dropping an admitted hold releases it in the background; settle it to charge the actual
+/// cost.
 ///
 /// A hold that was denied has nothing to settle: see [`Hold::is_allowed`].
 #[derive(Debug)]
@@ -166,14 +167,20 @@ impl TierDecisions {
 
     /// Returns the token of a hold with an untrusted id, with the tiers for which the store confirms that this request made the hold. Without
     /// an answer of the store there is none: the id may be that of another hold, so a hold that a failure policy made expires.
-    pub(super) fn made_token(&self, id: HoldId, tiers: Vec<HeldTier>) -> Option<HoldToken> {
-        let tiers = tiers.into_iter().enumerate().filter(|(position, _)| self.has_made(*position));
-        let tiers = tiers.map(|(_, tier)| tier).collect();
-        self.failure.is_none().then_some(HoldToken { id, tiers, is_confirmed: true })
+    pub(super) fn confirmed_token(
+        &self,
+        id: HoldId,
+        tiers: impl IntoIterator<Item = (usize, HeldTier)>,
+    ) -> Option<HoldToken> {
+        if self.failure.is_some() {
+            return None;
+        }
+        let tiers = tiers.into_iter().filter(|(position, _)| self.is_confirmed(*position));
+        Some(HoldToken { id, tiers: tiers.map(|(_, tier)| tier).collect(), is_confirmed: true })
     }
 
     /// Whether an answer confirms that this request made the hold of a tier.
-    pub(super) fn has_made(&self, position: usize) -> bool {
+    pub(super) fn is_confirmed(&self, position: usize) -> bool {
         self.holds.get(position).is_some_and(|hold| hold.outcome == HoldOutcome::Held)
     }
 
@@ -258,9 +265,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(token) = self.open.take() {
-            let is_outside = Handle::try_current().is_err();
-            let _runtime = self.runtime.as_ref().filter(|_| is_outside).map(Handle::enter);
-            self.limiter.release_later(token);
+            self.limiter.adjust_later(token, None, self.runtime.take());
         }
     }
 }

@@ -38,8 +38,8 @@ impl LabelHold {
         &self.id
     }
 
-    /// Returns the costs of a request that has only one number: its cost in the units of the rules that name the label, besides one
-    /// request. If they count nothing but requests, it is the number of requests.
+    /// Returns the costs of a request that has a single number as its cost. The number is used for each unit of the rules that name the label,
+    /// and the request itself counts once. If these rules count only requests, the number is the number of requests.
     ///
     /// # Errors
     /// If there are too many units.
@@ -57,7 +57,7 @@ impl LabelHold {
 pub struct GroupHoldDecision {
     /// The decision.
     pub group: GroupDecision,
-    /// Whether the requests are held, so that their end must be settled. `false` if they were denied, or their id was known.
+    /// Whether the requests are held, so that their end must be settled. `false` if they were denied, or if another hold has their id.
     pub is_held: bool,
 }
 
@@ -65,8 +65,8 @@ pub struct GroupHoldDecision {
 pub(super) enum GroupHold {
     /// It is decided. If it was made, it has this token.
     Decided(TierDecisions, Option<HoldToken>),
-    /// The id is known. These rules count requests in flight and deny, by the request that reaches them.
-    Known(Vec<(usize, TierDecision)>),
+    /// Another hold has this id. These rules count requests in flight and deny, by the request that reaches them.
+    IdInUse(Vec<(usize, TierDecision)>),
 }
 
 impl Limiter {
@@ -170,43 +170,59 @@ impl Limiter {
         };
         prepared.check = prepared.check.with_hold(id.clone(), HoldOperation::HoldNew { ttl });
         let decisions = match self.inner.backend.start(&prepared.check) {
-            Step::Decided(shares) => prepared.decisions(shares),
+            Step::Decided(shares) => {
+                let decisions = prepared.decisions(shares);
+                self.inner.holds.record_hold(&decisions.holds);
+                decisions
+            }
             Step::Remote(remote) => {
-                let (remote, id, held) = (Arc::clone(remote), id.clone(), held.clone());
-                let deciding = async move { prepared.decide_remotely(&remote, deadline).await };
-                // Envoy sends no call at the end of a stream that ended before this one was answered
-                let token = move |decisions: TierDecisions| decisions.made_token(id, held);
+                let (limiter, remote, id, held) =
+                    (self.clone(), Arc::clone(remote), id.clone(), held.clone());
+                let deciding = async move {
+                    let decisions = prepared.decide_remotely(&remote, deadline).await?;
+                    limiter.inner.holds.record_hold(&decisions.holds);
+                    Ok(decisions)
+                };
+                // if the stream ends before this call is answered, Envoy sends no second call, so nothing else would release the hold
+                let token = move |decisions: TierDecisions| {
+                    decisions.confirmed_token(id, held.into_iter().enumerate())
+                };
                 ReleaseOnDrop::new(self, deciding, token).await?
             }
         };
         let holds = &decisions.holds;
-        self.inner.holds.record_hold(holds);
         if let Some(full) = holds.iter().position(|hold| hold.outcome == HoldOutcome::Full) {
             return Err(Error::TooManyHolds { rule: held[full].rule() });
         }
-        let is_known = holds.iter().any(|hold| hold.outcome == HoldOutcome::Conflict);
+        let id_in_use = holds.iter().any(|hold| hold.outcome == HoldOutcome::Conflict);
         let is_allowed =
             decisions.tiers.iter().all(|tier| tier.mode == Mode::Shadow || tier.outcome.is_allowed());
-        if is_known || !is_allowed {
-            // a part was made on another slot of a Cluster
-            if let Some(made) = decisions.made_token(id, held) {
+        if id_in_use || !is_allowed {
+            // on a Cluster, another slot may have made its part of the hold
+            if let Some(made) = decisions.confirmed_token(id, held.into_iter().enumerate()) {
                 self.release_later(made);
             }
             let decided = GroupHold::Decided(decisions, None);
-            return Ok(if is_known { GroupHold::Known(in_flight) } else { decided });
+            return Ok(if id_in_use { GroupHold::IdInUse(in_flight) } else { decided });
         }
-        let has_hold: Vec<bool> = (0..held.len())
-            .filter(|tier| decisions.has_made(*tier))
-            .map(|tier| checks.has_hold(tier))
-            .collect();
-        let Some(HoldToken { id, tiers, is_confirmed }) = decisions.made_token(id, held) else {
-            return Ok(GroupHold::Decided(decisions, None));
-        };
-        let (mut ended, mut kept) = (Vec::new(), Vec::new());
-        for (tier, has_hold) in tiers.into_iter().zip(has_hold) {
-            if has_hold { ended.push(tier) } else { kept.push(tier) }
+        let (settled_by_caller, settled_now): (Vec<_>, Vec<_>) =
+            held.into_iter().enumerate().partition(|(position, _)| checks.has_hold(*position));
+        match decisions.confirmed_token(id.clone(), settled_now.iter().cloned()) {
+            Some(token) => self.keep_later(token),
+            None => self.keep_in_fallback(&id, settled_now)?,
         }
-        self.keep_later(HoldToken { id: id.clone(), tiers: kept, is_confirmed });
-        Ok(GroupHold::Decided(decisions, Some(HoldToken { id, tiers: ended, is_confirmed })))
+        let token = decisions.confirmed_token(id, settled_by_caller);
+        Ok(GroupHold::Decided(decisions, token))
+    }
+
+    /// Settles the hold of some tiers that the failure policy `local` made, with its estimate and only in this process: in the store, the id
+    /// may be that of another hold.
+    fn keep_in_fallback(&self, id: &HoldId, tiers: Vec<(usize, HeldTier)>) -> Result<(), Error> {
+        let tiers: Vec<HeldTier> = tiers.into_iter().map(|(_, tier)| tier).collect();
+        let token = HoldToken { id: id.clone(), tiers, is_confirmed: false };
+        if !token.is_empty() {
+            self.inner.backend.adjust_fallback_hold(&token.to_keeping_check()?);
+        }
+        Ok(())
     }
 }

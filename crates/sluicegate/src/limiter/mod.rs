@@ -109,7 +109,8 @@ impl Inner {
     }
 }
 
-/// Why a request has no decision. All variants but [`Error::Store`] and [`Error::PartialReset`] are errors of the request.
+/// Why a request has no decision. All variants except [`Error::Store`], [`Error::PartialReset`] and [`Error::TooManyHolds`] are errors of the
+/// request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -156,7 +157,7 @@ pub enum Error {
     /// The id belongs to a hold with another cost, or to one that has ended. Nothing was charged.
     #[error("id {:?} belongs to a hold with another cost, or to one that has ended: use another id", .0.decoded())]
     HoldConflict(HoldId),
-    /// A counter has too many live holds. Nothing was charged.
+    /// A counter has too many live holds, or the memory store is full. Nothing was charged.
     #[error("{} has {MAX_LIVE_HOLDS} live holds, or memory is full: settle or release holds, or use a shorter ttl", named(rule.as_deref()))]
     TooManyHolds {
         /// The rule; `None` for a limit that was given with the request.
@@ -176,8 +177,8 @@ pub enum Error {
         #[source]
         error: StoreError,
     },
-    /// A charge, a refund or a reset did not reach the store. Checks and peeks do not return this error: the rules' failure
-    /// policies decide them.
+    /// The store did not confirm a charge, refund, reset or renewal, or a settlement that could not be queued either. It may have taken effect.
+    /// Checks and peeks do not return this error: the rules' failure policies decide them.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

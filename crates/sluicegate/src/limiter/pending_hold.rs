@@ -25,13 +25,16 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct UnfinishedCount(Arc<AtomicUsize>);
 
-/// Is counted until it is dropped.
-pub(super) struct Unfinished(Arc<AtomicUsize>);
+/// An operation that is counted until it is finished. If it is dropped before, this is logged.
+pub(super) struct Unfinished {
+    count: Arc<AtomicUsize>,
+    is_finished: bool,
+}
 
 impl UnfinishedCount {
     pub(super) fn start(&self) -> Unfinished {
         self.0.fetch_add(1, Ordering::Relaxed);
-        Unfinished(Arc::clone(&self.0))
+        Unfinished { count: Arc::clone(&self.0), is_finished: false }
     }
 
     pub(super) fn get(&self) -> usize {
@@ -39,9 +42,18 @@ impl UnfinishedCount {
     }
 }
 
+impl Unfinished {
+    pub(super) fn finish(mut self) {
+        self.is_finished = true;
+    }
+}
+
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        if !self.is_finished {
+            tracing::warn!("hold not settled; it will expire: its tokio runtime has stopped");
+        }
     }
 }
 
@@ -59,8 +71,8 @@ impl HoldInProgress {
     pub(super) fn answered(self, decisions: TierDecisions) -> Result<HoldDecision, Error> {
         let Self { limiter, id, ttl, held, denials } = self;
         limiter.inner.holds.record_hold(&decisions.holds);
-        // If the failure policy denies, the store may have the hold. If the caller repeats its own id, a release would end the repeated hold; so
-        // a hold with such an id expires instead.
+        // The store may have made a hold that the failure policy denies. It is released only if its id is random: a caller may repeat its own
+        // id, and the release would end the repeated hold.
         let may_exist = matches!(decisions.failure, Some(StoreError::Ambiguous(_))) && id.is_random();
         let unanswered =
             may_exist.then(|| HoldToken { id: id.clone(), tiers: held.clone(), is_confirmed: false });
@@ -120,6 +132,21 @@ where
     }
 }
 
+impl<T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static> Drop for ReleaseOnDrop<'_, T, F> {
+    fn drop(&mut self) {
+        if let (Some(deciding), Some(token)) = (self.deciding.take(), self.token.take()) {
+            let (limiter, unfinished) = (self.limiter.clone(), self.limiter.inner.unfinished.start());
+            let Ok(runtime) = Handle::try_current() else { return };
+            runtime.spawn(async move {
+                if let Some(token) = deciding.await.ok().and_then(token) {
+                    limiter.release_later(token);
+                }
+                unfinished.finish();
+            });
+        }
+    }
+}
+
 /// A hold that was made for a request whose answer is not complete. If the caller is dropped before, the hold is released in the background.
 pub(super) struct ReleaseUnlessReturned<'a> {
     limiter: &'a Limiter,
@@ -145,8 +172,8 @@ impl Drop for ReleaseUnlessReturned<'_> {
     }
 }
 
-/// The end of a hold in flight. If the caller is dropped, for example because its client disconnected, it is completed in the background:
-/// otherwise the hold would count until it expires.
+/// A settlement or release that was sent. If its future is dropped, it is completed in the background: otherwise the hold would count until it
+/// expires.
 pub(super) struct FinishOnDrop<T: Send + 'static>(Option<BoxFuture<'static, T>>);
 
 impl<T: Send + 'static> FinishOnDrop<T> {
@@ -175,22 +202,6 @@ impl<T: Send + 'static> Drop for FinishOnDrop<T> {
             && let Ok(runtime) = Handle::try_current()
         {
             runtime.spawn(ending);
-        }
-    }
-}
-
-impl<T: Send + 'static, F: FnOnce(T) -> Option<HoldToken> + Send + 'static> Drop for ReleaseOnDrop<'_, T, F> {
-    fn drop(&mut self) {
-        if let (Some(deciding), Some(token)) = (self.deciding.take(), self.token.take())
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let (limiter, unfinished) = (self.limiter.clone(), self.limiter.inner.unfinished.start());
-            runtime.spawn(async move {
-                let _unfinished = unfinished;
-                if let Some(token) = deciding.await.ok().and_then(token) {
-                    limiter.release_later(token);
-                }
-            });
         }
     }
 }

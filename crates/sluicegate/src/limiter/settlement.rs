@@ -28,7 +28,7 @@ const FLUSH_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settlement {
-    /// The worst outcome of a counter.
+    /// The worst of the outcomes of all counters.
     pub outcome: SettleOutcome,
     /// The outcome of each counter.
     pub tiers: Vec<SettledTier>,
@@ -152,7 +152,7 @@ impl Limiter {
     /// Replaces the estimate of a hold with the actual cost, exactly once: refunds the difference to the charge of the hold, or charges the
     /// excess, even beyond the limit. A unit that is not named keeps its estimate.
     ///
-    /// If this future is dropped while the store settles, that is completed in the background.
+    /// If this future is dropped before the store answers, the settlement is completed in the background.
     ///
     /// # Errors
     /// If a cost is too large, or if the store does not respond and the queue of settlements is full.
@@ -193,13 +193,13 @@ impl Limiter {
 
     /// [`Limiter::release`] in the background. With the memory store, it has completed when this function returns.
     pub fn release_later(&self, token: HoldToken) {
-        self.adjust_later(token, None);
+        self.adjust_later(token, None, None);
     }
 
     /// [`Limiter::settle`] in the background. With the memory store, it has completed when this function returns. If a cost is too large, this
     /// is logged, and the hold keeps its estimate.
     pub fn settle_later(&self, token: HoldToken, costs: impl Into<Costs>) {
-        self.adjust_later(token, Some(costs.into()));
+        self.adjust_later(token, Some(costs.into()), None);
     }
 
     /// Settles a hold with its estimate, in the background.
@@ -208,64 +208,91 @@ impl Limiter {
             return;
         }
         let limiter = self.clone();
-        self.run_later(async move {
-            let units = vec![None; token.tiers.len()];
-            let adjustment = Adjustment::SettleTiers { units: &units, max_excess: None };
-            let check = token.to_check(adjustment)?;
+        self.run_later(None, async move {
+            let check = token.to_keeping_check()?;
             Ok(limiter.inner.backend.adjust_hold(&check, limiter.deadline).await.map(drop)?)
         });
     }
 
-    fn adjust_later(&self, token: HoldToken, costs: Option<Costs>) {
+    /// Settles or releases a hold in the background: outside of a tokio runtime, on `runtime`.
+    pub(super) fn adjust_later(&self, token: HoldToken, costs: Option<Costs>, runtime: Option<Handle>) {
+        if token.is_empty() {
+            return;
+        }
         let limiter = self.clone();
-        self.run_later(async move {
-            let adjusted = match costs {
-                Some(costs) => match limiter.settle(&token, costs).await {
-                    Err(error @ Error::Match(_)) => {
-                        tracing::warn!("a hold keeps its estimate: {error}");
-                        let nothing = Costs::new::<&str>([]).expect("no unit is invalid");
-                        limiter.settle(&token, nothing).await
-                    }
-                    settled => settled,
-                },
-                None => limiter.release(&token).await,
+        self.run_later(runtime, async move {
+            let Some(costs) = costs else {
+                return limiter.adjust_attached(&token, Adjustment::Release).await.map(drop);
             };
-            adjusted.map(drop)
+            let settle = Adjustment::Settle { costs: &costs, max_excess: Some(u64::MAX) };
+            let mut settled = limiter.adjust_attached(&token, settle).await;
+            if let Err(error @ Error::Match(_)) = settled {
+                tracing::warn!("hold settled with its estimate: {error}");
+                let costs = Costs::new::<&str>([]).expect("no unit is invalid");
+                let keep = Adjustment::Settle { costs: &costs, max_excess: None };
+                settled = limiter.adjust_attached(&token, keep).await;
+            }
+            settled.map(drop)
         });
     }
 
-    fn run_later(&self, adjusted: impl Future<Output = Result<(), Error>> + Send + 'static) {
+    fn run_later(
+        &self,
+        runtime: Option<Handle>,
+        adjusted: impl Future<Output = Result<(), Error>> + Send + 'static,
+    ) {
         let unfinished = self.inner.unfinished.start();
         let adjusting = async move {
-            let _unfinished = unfinished;
             if let Err(error) = adjusted.await {
                 tracing::warn!("hold not settled; it will expire: {error}");
             }
+            unfinished.finish();
         };
         if !self.is_remote() {
             // the memory store never waits
             let _ = futures_util::FutureExt::now_or_never(adjusting);
-        } else if let Ok(runtime) = Handle::try_current() {
+        } else if let Some(runtime) = Handle::try_current().ok().or(runtime) {
             runtime.spawn(adjusting);
-        } else {
-            tracing::warn!("hold not settled; it will expire: it was dropped outside of a tokio runtime");
         }
     }
 
     /// Waits until the store has answered the settlements and releases of this process that run in the background or are queued, at most for
     /// `timeout`. Returns how many are left. Call it before the process ends, after the last request: holds that are left expire.
     pub async fn flush_settlements(&self, timeout: Duration) -> usize {
-        let end = Instant::now() + timeout;
+        // `None` is later than any time
+        let end = Instant::now().checked_add(timeout);
         loop {
+            self.inner.backend.resume_settlements();
             let left = self.inner.unfinished.get() + self.stats().holds.waiting;
-            if left == 0 || Instant::now() >= end {
+            if left == 0 || end.is_some_and(|end| Instant::now() >= end) {
                 return left;
             }
             sleep(FLUSH_INTERVAL).await;
         }
     }
 
+    /// Runs an operation on a hold. A settlement or release is completed even if the caller is dropped.
     pub(super) async fn adjust_hold(
+        &self,
+        token: &HoldToken,
+        adjustment: Adjustment<'_>,
+    ) -> Result<Settlement, Error> {
+        let kind = adjustment.kind();
+        if !self.is_remote() || kind == AdjustmentKind::Renew || token.is_empty() {
+            return self.adjust_attached(token, adjustment).await;
+        }
+        let check = token.to_check(adjustment)?;
+        let (limiter, token, unfinished) = (self.clone(), token.clone(), self.inner.unfinished.start());
+        FinishOnDrop::new(async move {
+            let settlement = limiter.send_adjustment(&token, &check, kind).await;
+            unfinished.finish();
+            settlement
+        })
+        .await
+    }
+
+    /// Runs an operation on a hold. It is cancelled if the caller is dropped.
+    async fn adjust_attached(
         &self,
         token: &HoldToken,
         adjustment: Adjustment<'_>,
@@ -275,16 +302,7 @@ impl Limiter {
             let outcome = if token.is_confirmed { kind.completed() } else { SettleOutcome::Unknown };
             return Ok(Settlement::of(Vec::new(), outcome));
         }
-        let check = token.to_check(adjustment)?;
-        if !self.is_remote() || kind == AdjustmentKind::Renew {
-            return self.send_adjustment(token, &check, kind).await;
-        }
-        let (limiter, token, unfinished) = (self.clone(), token.clone(), self.inner.unfinished.start());
-        FinishOnDrop::new(async move {
-            let _unfinished = unfinished;
-            limiter.send_adjustment(&token, &check, kind).await
-        })
-        .await
+        self.send_adjustment(token, &token.to_check(adjustment)?, kind).await
     }
 
     async fn send_adjustment(
@@ -301,6 +319,12 @@ impl Limiter {
 }
 
 impl HoldToken {
+    /// Returns the check that settles the hold with its estimate.
+    pub(super) fn to_keeping_check(&self) -> Result<Check, Error> {
+        let units = vec![None; self.tiers.len()];
+        self.to_check(Adjustment::SettleTiers { units: &units, max_excess: None })
+    }
+
     /// Returns the check of an operation on the hold. Its limits have no effect: the store uses those that it recorded.
     fn to_check(&self, adjustment: Adjustment<'_>) -> Result<Check, Error> {
         if self.tiers.len() > MAX_TIERS {
@@ -361,8 +385,8 @@ impl HoldToken {
             }
         });
         let mut tiers: Vec<SettledTier> = tiers.collect();
-        // Without the token of a confirmed hold, shadow rules, rules that were added since and rules that the store did not decide may have
-        // no record of a hold that exists for other rules.
+        // If the hold is not confirmed, it may exist for only some of the tiers: not for shadow rules that would have denied, rules added since,
+        // or rules that a failure policy decided.
         if !self.is_confirmed && tiers.iter().any(|tier| tier.outcome != SettleOutcome::Unknown) {
             tiers.retain(|tier| tier.outcome != SettleOutcome::Unknown);
         }

@@ -187,7 +187,7 @@ impl Shard {
                 holds.release_expired(state, lookup.limit, now)
             });
         }
-        // nothing counts that could be refunded
+        // the counter does not exist, so there is nothing to refund
         let key = (lookup.key.clone(), algorithm);
         let holds = self.holds.get_mut(&key).expect("it has holds");
         let before = holds_bytes(&key.0, holds);
@@ -218,7 +218,7 @@ impl Shard {
         let result = self.with(lookup, budget, now, &mut |state| act(state, &mut holds));
         budget.replace(before, holds_bytes(lookup.key, &holds));
         if !key.1.properties().has_window
-            && !holds.has_live()
+            && !holds.has_indexed()
             && let Some(id) = self.find(lookup.key, lookup.hash, key.1)
         {
             self.remove(id, budget);
@@ -249,13 +249,13 @@ impl Shard {
         algorithm: Algorithm,
         budget: &Budget,
     ) -> bool {
-        let held = (key.clone(), algorithm);
-        if let Some(holds) = self.holds.get_mut(&held) {
+        let counter = (key.clone(), algorithm);
+        if let Some(holds) = self.holds.get_mut(&counter) {
             let before = holds_bytes(key, holds);
             holds.reset();
             budget.replace(before, holds_bytes(key, holds));
             if holds.is_empty() {
-                self.holds.remove(&held);
+                self.holds.remove(&counter);
             }
         }
         let found = self.find(key, hash, algorithm);

@@ -278,19 +278,19 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
                 operation: operation @ (HoldOperation::Hold { ttl } | HoldOperation::HoldNew { ttl }),
             }) => {
                 let id = id.as_str().as_bytes();
-                let known = |(tier, location): &HeldTier<'_>| {
+                let known = |(tier, location): &LocatedTier<'_>| {
                     let holds = self.holds_of(tier, location)?;
                     if operation.needs_new_id() {
                         holds.conflict(id, self.now)
                     } else {
-                        holds.repeat(id, tier.terms.cost.units(), self.now)
+                        holds.answer_to_existing(id, tier.terms.cost.units(), self.now)
                     }
                 };
                 let known: Vec<Option<Answer>> = tiers.iter().map(known).collect();
                 if known.iter().flatten().any(|answer| answer.hold.outcome == HoldOutcome::Conflict) {
                     return known.into_iter().map(|answer| answer.unwrap_or(Answer::NONE)).collect();
                 }
-                self.decide_tiers(check, &tiers, Some(MadeHold { id, ttl: *ttl, known: &known }))
+                self.decide_tiers(check, &tiers, Some(HoldInput { id, ttl: *ttl, known: &known }))
             }
             Some(HoldCall { id, operation }) => self.adjust_hold(&tiers, *operation, id.as_str().as_bytes()),
         }
@@ -300,8 +300,8 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     fn decide_tiers(
         &mut self,
         check: &Check,
-        tiers: &[HeldTier<'_>],
-        hold: Option<MadeHold<'_>>,
+        tiers: &[LocatedTier<'_>],
+        hold: Option<HoldInput<'_>>,
     ) -> Vec<Answer> {
         let (operation, count, now) = (check.operation(), check.count(), self.now);
         let is_known = |index: usize| hold.is_some_and(|hold| hold.known[index].is_some());
@@ -328,7 +328,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
             }
             if is_full.contains(&true) {
                 self.budget.release(reserved);
-                self.take_back_known(tiers, hold);
+                self.revert_known(tiers, hold);
                 let outcome = |full| if full { HoldOutcome::Full } else { HoldOutcome::NotHeld };
                 let hold = |full| HoldAnswer { outcome: outcome(full), ..HoldAnswer::NONE };
                 return is_full.into_iter().map(|full| Answer { hold: hold(full), ..Answer::NONE }).collect();
@@ -339,8 +339,8 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
             Operation::Check => granted(count, terms.zip(passes.iter().copied())),
             _ => 0,
         };
-        let taken_back = match hold {
-            Some(hold) if granted == 0 => self.take_back_known(tiers, hold),
+        let reverted = match hold {
+            Some(hold) if granted == 0 => self.revert_known(tiers, hold),
             _ => vec![None; tiers.len()],
         };
         if let Some(hold) = hold.filter(|_| granted > 0) {
@@ -348,11 +348,11 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         }
         let mut answers = Vec::with_capacity(tiers.len());
         for (index, (tier, location)) in tiers.iter().enumerate() {
-            let known = hold.and_then(|hold| taken_back[index].or(hold.known[index]));
+            let known = hold.and_then(|hold| reverted[index].or(hold.known[index]));
             let answer = known.unwrap_or_else(|| {
                 let (terms, passes) = (&tier.terms, passes[index]);
                 let mut answer = match hold {
-                    Some(MadeHold { id, ttl, .. }) if granted.min(passes) > 0 => {
+                    Some(HoldInput { id, ttl, .. }) if granted.min(passes) > 0 => {
                         self.with_holds(operation, tier, location, &terms.limit, |state, holds| {
                             let answer = terms.settle(state, passes, granted, count, now);
                             holds.add(state, terms, NewHold { id, ttl, answer }, now)
@@ -372,17 +372,17 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     }
 
     /// Reverts a hold on the tiers that have it. Returns their answers.
-    fn take_back_known(&mut self, tiers: &[HeldTier<'_>], hold: MadeHold<'_>) -> Vec<Option<Answer>> {
-        let taken_back = tiers.iter().enumerate().map(|(index, tier)| {
+    fn revert_known(&mut self, tiers: &[LocatedTier<'_>], hold: HoldInput<'_>) -> Vec<Option<Answer>> {
+        let reverted = tiers.iter().enumerate().map(|(index, tier)| {
             hold.known[index]?;
-            let answer = self
-                .with_known(tier, hold.id, |state, holds, now| holds.take_back(state, hold.id, None, now));
+            let answer =
+                self.with_known(tier, hold.id, |state, holds, now| holds.revert(state, hold.id, None, now));
             Some(Answer { hold: HoldAnswer::NONE, ..answer })
         });
-        taken_back.collect()
+        reverted.collect()
     }
 
-    fn record_repetition(&mut self, tiers: &[HeldTier<'_>], hold: MadeHold<'_>) {
+    fn record_repetition(&mut self, tiers: &[LocatedTier<'_>], hold: HoldInput<'_>) {
         for (index, (tier, location)) in tiers.iter().enumerate() {
             if hold.known[index].is_some() {
                 let (now, limit) = (self.now, &tier.terms.limit);
@@ -421,14 +421,14 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     }
 
     /// Settles, renews or reverts a hold.
-    fn adjust_hold(&mut self, tiers: &[HeldTier<'_>], operation: HoldOperation, id: &[u8]) -> Vec<Answer> {
+    fn adjust_hold(&mut self, tiers: &[LocatedTier<'_>], operation: HoldOperation, id: &[u8]) -> Vec<Answer> {
         tiers.iter().enumerate().map(|(index, tier)| self.adjust_one(tier, operation, index, id)).collect()
     }
 
     /// Settles, renews or reverts the hold of one tier; `index` is its position in the check.
     fn adjust_one(
         &mut self,
-        tier: &HeldTier<'_>,
+        tier: &LocatedTier<'_>,
         operation: HoldOperation,
         index: usize,
         id: &[u8],
@@ -440,7 +440,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
                 holds.settle(state, id, actual, max_excess, now)
             }
             HoldOperation::Renew { ttl } => holds.renew(state, id, ttl, now),
-            HoldOperation::TakeBack { until } => holds.take_back(state, id, Some(until), now),
+            HoldOperation::Revert { until } => holds.revert(state, id, Some(until), now),
             HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. } => {
                 unreachable!("a hold is decided, not adjusted")
             }
@@ -450,7 +450,7 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     /// Runs `act` on a counter under the limit of one of its holds, if that is known.
     fn with_known(
         &mut self,
-        (tier, location): &HeldTier<'_>,
+        (tier, location): &LocatedTier<'_>,
         id: &[u8],
         act: impl Fn(&mut State, &mut Holds, Timestamp) -> Answer,
     ) -> Answer {
@@ -462,8 +462,8 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     }
 
     fn holds_of(&self, tier: &Tier, &(shard, _): &(usize, u64)) -> Option<&Holds> {
-        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
-        self.guards[held].holds(&tier.key, tier.terms.limit.algorithm())
+        let guard = self.order.binary_search(&shard).expect("the shard of every tier is locked");
+        self.guards[guard].holds(&tier.key, tier.terms.limit.algorithm())
     }
 
     /// Runs `act` on the counter of a tier, under the limit of its hold, and on its holds.
@@ -500,17 +500,17 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         limit: &'b Limit,
         room: Room,
     ) -> (&'b mut Shard, Lookup<'b>) {
-        let held = self.order.binary_search(&shard).expect("the shard of every tier is locked");
-        (&mut self.guards[held], Lookup { key: &tier.key, hash, limit, operation, room })
+        let guard = self.order.binary_search(&shard).expect("the shard of every tier is locked");
+        (&mut self.guards[guard], Lookup { key: &tier.key, hash, limit, operation, room })
     }
 }
 
 /// A tier and its location.
-type HeldTier<'a> = (&'a Tier, &'a (usize, u64));
+type LocatedTier<'a> = (&'a Tier, &'a (usize, u64));
 
 /// A hold to be made.
 #[derive(Clone, Copy)]
-struct MadeHold<'a> {
+struct HoldInput<'a> {
     id: &'a [u8],
     ttl: Duration,
     /// The answers of the tiers that have the hold already.

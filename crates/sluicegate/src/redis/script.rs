@@ -314,7 +314,7 @@ fn push_group(plan: &mut Vec<u8>, group: &[PlannedCheck<'_>]) {
     push_index(plan, group.len());
     let time = match (operation, first.check.hold().map(|hold| hold.operation)) {
         (Operation::Refund { at }, _) => at,
-        (_, Some(HoldOperation::TakeBack { until })) => Some(until),
+        (_, Some(HoldOperation::Revert { until })) => Some(until),
         _ => None,
     };
     push_time(plan, time);
@@ -688,7 +688,7 @@ fn operation_code(check: &Check) -> u8 {
     match (check.hold().map(|hold| hold.operation), check.operation()) {
         (Some(HoldOperation::Settle { .. }), _) => 4,
         (Some(HoldOperation::Renew { .. }), _) => 5,
-        (Some(HoldOperation::TakeBack { .. }), _) => 6,
+        (Some(HoldOperation::Revert { .. }), _) => 6,
         (Some(HoldOperation::HoldNew { .. }), _) => 7,
         (Some(HoldOperation::Hold { .. }) | None, Operation::Check) => 0,
         (_, Operation::Peek) => 1,

@@ -469,7 +469,7 @@ fn validated(
 /// Whether an operation may make units available, which ends cached denials.
 fn frees_units(check: &Check) -> bool {
     match check.hold() {
-        Some(hold) => matches!(hold.operation, HoldOperation::Settle { .. } | HoldOperation::TakeBack { .. }),
+        Some(hold) => matches!(hold.operation, HoldOperation::Settle { .. } | HoldOperation::Revert { .. }),
         None => matches!(check.operation(), Operation::Refund { .. }),
     }
 }
@@ -509,7 +509,7 @@ impl CheckShares {
             .map(|(tier, answer)| answer.share(&tier.terms, index, admitted));
         let mut holds = Self::holds_of(check, answers);
         if index > 0 {
-            // the first of the requests has released them
+            // reported once, with the first of the identical requests
             holds.iter_mut().for_each(|hold| hold.released = 0);
         }
         Self { at: Some(at), source: Source::Store, shares: shares.enumerate().collect(), holds }

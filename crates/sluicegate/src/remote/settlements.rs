@@ -75,6 +75,16 @@ impl Queue {
 struct Queued {
     check: Check,
     until: Instant,
+    hold: QueuedHold,
+}
+
+/// Whether the store should have the hold of a queued settlement.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum QueuedHold {
+    /// The store, or an attempt without an answer, made it.
+    Expected,
+    /// It was settled in this process, or only an attempt without an answer may have made it.
+    Possible,
 }
 
 impl Queued {
@@ -85,16 +95,23 @@ impl Queued {
 
 impl Settlements {
     /// Records the outcomes of settlements that were queued, if their callers would not expect them.
-    fn record(&self, answers: &[Result<CheckShares, StoreError>]) {
-        let count = |outcome: HoldOutcome| {
-            let has_outcome = |shares: &CheckShares| shares.holds.iter().any(|hold| hold.outcome == outcome);
-            answers.iter().flatten().filter(|shares| has_outcome(shares)).count()
+    fn record(&self, queued: &[Queued], answers: &[Result<CheckShares, StoreError>]) {
+        let answered = || {
+            queued.iter().zip(answers).filter_map(|(queued, answer)| Some((queued, answer.as_ref().ok()?)))
         };
-        let (late, unknown) = (count(HoldOutcome::Late), count(HoldOutcome::Unknown));
+        let is_late =
+            |shares: &CheckShares| shares.holds.iter().any(|hold| hold.outcome == HoldOutcome::Late);
+        // without the token of a confirmed hold, some of its counters may have none
+        let is_unknown =
+            |shares: &CheckShares| shares.holds.iter().all(|hold| hold.outcome == HoldOutcome::Unknown);
+        let late = answered().filter(|(_, shares)| is_late(shares)).count();
+        let unknown = answered()
+            .filter(|(queued, shares)| queued.hold == QueuedHold::Expected && is_unknown(shares))
+            .count();
         self.late.fetch_add(late as u64, Ordering::Relaxed);
         self.unknown.fetch_add(unknown as u64, Ordering::Relaxed);
         if unknown > 0 {
-            tracing::warn!("{unknown} queued settlements had no effect: the store does not know their holds");
+            tracing::warn!("{unknown} queued settlements had no effect: the store has no such holds");
         }
         for error in
             answers.iter().filter_map(|answer| answer.as_ref().err()).filter(|error| !is_temporary(error))
@@ -148,7 +165,7 @@ impl Remote {
             let tiers = hold.tiers().iter().map(free).collect();
             let release = Check::new(Operation::Charge, tiers).expect("the tiers of a check are a check");
             let operation = HoldOperation::Settle { kept: 0, max_excess: None };
-            self.queue_settlement(&release.with_hold(id.clone(), operation));
+            self.queue_settlement(&release.with_hold(id.clone(), operation), QueuedHold::Possible);
         }
     }
 
@@ -169,17 +186,23 @@ impl Remote {
         };
         let is_end =
             matches!(check.hold(), Some(hold) if !matches!(hold.operation, HoldOperation::Renew { .. }));
-        let is_queued = is_end && is_temporary(&error) && self.queue_settlement(check);
-        if !is_queued {
-            // the store may have the hold, too
+        let is_done = |here: &CheckShares| here.holds.iter().all(|hold| hold.outcome != HoldOutcome::Unknown);
+        let here = here.filter(is_done);
+        let hold = if here.is_some() { QueuedHold::Possible } else { QueuedHold::Expected };
+        if !(is_end && is_temporary(&error) && self.queue_settlement(check, hold)) {
+            // return the error even if this process had the hold: the store may have it, too
             return Err(error);
         }
-        let is_done = |here: &CheckShares| here.holds.iter().all(|hold| hold.outcome != HoldOutcome::Unknown);
-        Ok(here.filter(is_done).unwrap_or_else(CheckShares::without_answers))
+        Ok(here.unwrap_or_else(CheckShares::without_answers))
+    }
+
+    /// Settles a hold in this process only.
+    pub(crate) fn adjust_fallback_hold(&self, check: &Check) {
+        self.shared.fallback.adjust_hold(check);
     }
 
     /// Queues a settlement. Returns false if the queue is full, or if there is no runtime.
-    fn queue_settlement(self: &Arc<Self>, check: &Check) -> bool {
+    fn queue_settlement(self: &Arc<Self>, check: &Check, hold: QueuedHold) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
         let parts = self.parts_by_server(check);
         let mut queue = self.settlements.queue.lock();
@@ -189,15 +212,28 @@ impl Remote {
         }
         queue.tiers += tiers;
         let until = Instant::now() + MAX_AGE;
-        queue.waiting.extend(parts.into_iter().map(|check| Queued { check, until }));
+        queue.waiting.extend(parts.into_iter().map(|check| Queued { check, until, hold }));
+        self.start_sender(&mut queue, &runtime);
+        true
+    }
+
+    /// Sends queued settlements if the runtime that did so has stopped.
+    pub(crate) fn resume_settlements(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut queue = self.settlements.queue.lock();
+        if !queue.waiting.is_empty() {
+            self.start_sender(&mut queue, &runtime);
+        }
+    }
+
+    fn start_sender(self: &Arc<Self>, queue: &mut Queue, runtime: &Handle) {
         if !queue.is_sending {
             queue.is_sending = true;
             runtime.spawn(Sender { remote: Arc::downgrade(self), has_ended: false }.run());
         }
-        true
     }
 
-    /// Splits a settlement by server: one that is down does not delay the end of the hold on the others.
+    /// Splits a settlement by server: so that a server that is down does not delay the settlement on the others.
     fn parts_by_server(&self, check: &Check) -> Vec<Check> {
         let mut places: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (place, tier) in check.tiers().iter().enumerate() {
@@ -206,7 +242,7 @@ impl Remote {
         places.values().map(|places| part_of(check, places)).collect()
     }
 
-    /// Returns what is queued, and the outcomes of settlements that were.
+    /// Returns the length of the queue, and the number of queued settlements that were late or had no effect.
     pub(super) fn settlement_stats(&self) -> HoldStats {
         let Settlements { queue, late, unknown } = &self.settlements;
         HoldStats {
@@ -217,7 +253,7 @@ impl Remote {
         }
     }
 
-    /// Returns the next queued settlements that are not too old; without any, the task must end.
+    /// Returns the next queued settlements that are not too old; `None` if there are none: then the sending task ends.
     fn take_queued(&self) -> Option<SentSettlements<'_>> {
         let mut queue = self.settlements.queue.lock();
         let (now, before) = (Instant::now(), queue.waiting.len());
@@ -230,7 +266,9 @@ impl Remote {
         let queued: Vec<Queued> = queue.waiting.drain(..count).collect();
         drop(queue);
         if expired > 0 {
-            tracing::warn!("{expired} holds were not settled within {MAX_AGE:?}, they expire instead");
+            tracing::warn!(
+                "{expired} queued settlements dropped after {MAX_AGE:?} without an answer; their holds will expire"
+            );
         }
         (count > 0).then_some(SentSettlements { settlements: &self.settlements, queued })
     }
@@ -260,7 +298,7 @@ impl Sender {
                 answer
             });
             let answers = join_all(answers).await;
-            remote.settlements.record(&answers);
+            remote.settlements.record(&sent.queued, &answers);
             let mut answers = answers.iter();
             sent.queued.retain(|_| {
                 let answer = answers.next().expect("every settlement has an answer");

@@ -251,7 +251,7 @@ async fn a_settlement_whose_caller_is_dropped_is_completed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_policy_local_counts_what_a_settlement_left() {
+async fn the_policy_local_counts_the_usage_after_a_settlement() {
     let (limiter, store) = limiter(OnStoreFailure::Local);
     let [one, other] =
         [limiter.hold(&ANY, tokens(50)).await.unwrap(), limiter.hold(&ANY, tokens(50)).await.unwrap()];
@@ -386,7 +386,8 @@ async fn a_flush_waits_for_settlements_in_the_background() {
     let token = limiter.hold(&ANY, tokens(50)).await.unwrap().into_token();
     store.plan([slow()]);
     limiter.settle_later(token, tokens(10));
-    assert_eq!(limiter.flush_settlements(DEADLINE).await, 0);
+    assert_eq!(limiter.flush_settlements(Duration::ZERO).await, 1);
+    assert_eq!(limiter.flush_settlements(Duration::MAX).await, 0);
     assert_eq!(left(&limiter).await, [90, 3]);
 
     let dropped = limiter.hold(&ANY, tokens(50));
@@ -402,6 +403,34 @@ async fn a_flush_waits_for_settlements_in_the_background() {
     store.set_down(false);
     assert_eq!(limiter.flush_settlements(DAY).await, 0);
     assert_eq!(left(&limiter).await, [90, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_only_this_process_made_is_not_counted_as_unknown() {
+    let (limiter, store) = limiter(OnStoreFailure::Local);
+    store.set_down(true);
+    let token = limiter.hold(&ANY, tokens(10)).decide().await.unwrap().token.unwrap();
+    assert_eq!(limiter.settle(&token, tokens(5)).await.unwrap().outcome, SettleOutcome::Settled);
+    store.set_down(false);
+    settle_down().await;
+    let HoldStats { settled, waiting, unknown, .. } = limiter.stats().holds;
+    assert_eq!((settled, waiting, unknown), (1, 0, 0));
+}
+
+#[test]
+fn a_flush_sends_settlements_that_a_stopped_runtime_has_queued() {
+    let (limiter, store) = limiter(OnStoreFailure::Open);
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    runtime().block_on(async {
+        let hold = limiter.hold(&ANY, tokens(10)).await.unwrap();
+        store.set_down(true);
+        assert_eq!(hold.release().await.unwrap().outcome, SettleOutcome::Queued);
+    });
+    store.set_down(false);
+    runtime().block_on(async {
+        assert_eq!(limiter.flush_settlements(wait::PATIENCE).await, 0);
+        assert_eq!(left(&limiter).await, [100, 3]);
+    });
 }
 
 #[tokio::test(start_paused = true)]

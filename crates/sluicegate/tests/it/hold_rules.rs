@@ -96,7 +96,7 @@ async fn a_plain_check_of_an_in_flight_rule_is_an_error_unless_it_skips_it() {
 }
 
 #[tokio::test]
-async fn a_plain_check_skips_a_concurrency_rule_that_only_observes_unless_the_caller_can_hold() {
+async fn a_plain_check_skips_a_shadow_concurrency_rule_unless_the_caller_can_hold() {
     let limiter = Limiter::in_memory([in_flight(1).shadow(), budget("tokens", 100)]).unwrap();
     let labels = Labels::default();
     let decision = limiter.check(&labels, tokens(7)).await.unwrap();

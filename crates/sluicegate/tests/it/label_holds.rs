@@ -6,6 +6,7 @@ use futures_util::FutureExt;
 use sluicegate::{
     Cost, Costs, Labels, Limit, Limiter, MemoryStore, OnStoreFailure, Options, RedisStore, Rule, Source,
     limiter::{GroupHoldDecision, OnConcurrency, Operation, Request, SettleOutcome},
+    stats::HoldStats,
 };
 use sluicegate_core::OnExpiry;
 use sluicegate_testkit::{
@@ -178,8 +179,46 @@ async fn a_hold_of_an_untrusted_id_that_a_failure_policy_made_is_not_released_in
     caller.abort();
     assert!(caller.await.unwrap_err().is_cancelled());
     assert_eq!(limiter.flush_settlements(Duration::from_secs(5)).await, 0);
-    assert_eq!(limiter.stats().holds.held, 0);
+    let HoldStats { held, released, .. } = limiter.stats().holds;
+    assert_eq!((held, released), (1, 0), "the hold is only in this process");
     assert!(store.received().now_or_never().is_none(), "nothing was sent besides the hold");
+}
+
+/// Otherwise the estimate would be refunded when the hold expires, because nothing settles it.
+#[tokio::test]
+async fn during_an_outage_a_counter_without_the_label_keeps_its_charge_after_the_ttl() {
+    const TTL: Duration = Duration::from_millis(50);
+    let [_, requests, tokens, in_flight] =
+        rules().map(|rule| rule.on_store_failure(OnStoreFailure::Local).ttl(TTL));
+    let two = Limit::sliding_log(2, DAY).unwrap().with_on_expiry(OnExpiry::Release).unwrap();
+    let per_address = Rule::new("per-address", two).per(["address"]).on_store_failure(OnStoreFailure::Local);
+    let (limiter, _store) =
+        on_gated_store([per_address, requests, tokens, in_flight], Duration::from_millis(20));
+    for id in ["r1", "r2"] {
+        assert!(hold(&limiter, id, 10).await.group.overall.is_allowed());
+    }
+    tokio::time::sleep(2 * TTL).await;
+    let denied = hold(&limiter, "r3", 10).await.group.overall;
+    assert_eq!((denied.source, denied.rule()), (Source::Fallback, Some("per-address")));
+}
+
+/// The second call for a repeated id has less time. A client that repeats an id must gain nothing by that.
+#[tokio::test]
+async fn a_repeated_id_is_denied_if_the_store_has_no_time_to_decide_even_with_the_policy_open() {
+    let [per_address, requests, tokens, _] = rules();
+    let (limiter, store) = on_gated_store([per_address, requests, tokens], Duration::from_millis(100));
+    store.permit(2);
+    assert!(hold(&limiter, "r", 10).await.is_held);
+    assert_eq!(
+        limiter.flush_settlements(wait::PATIENCE).await,
+        0,
+        "the counter without the label is settled"
+    );
+    store.permit(1);
+    let repeated = hold(&limiter, "r", 10).await.group.overall;
+    assert_eq!((repeated.is_allowed(), repeated.source), (false, Source::Closed));
+    let first = hold(&limiter, "another", 10).await.group.overall;
+    assert_eq!((first.is_allowed(), first.source), (true, Source::Open));
 }
 
 /// A second attempt would conflict with the first one, and be denied.

@@ -269,7 +269,7 @@ async fn only_requests_that_need_it_are_held() {
 }
 
 #[tokio::test]
-async fn a_concurrency_rule_that_only_observes_counts_requests_and_denies_none() {
+async fn a_shadow_concurrency_rule_counts_requests_and_denies_none() {
     let limiter = Limiter::in_memory([in_flight(1).shadow()]).unwrap();
     let app = Router::new().fallback(get(async || ())).layer(RateLimitLayer::new(limiter.clone()).path());
     let address = serve(app).await;

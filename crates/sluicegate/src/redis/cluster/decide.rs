@@ -330,7 +330,7 @@ impl Batch {
                 let reservation = reserved[part_index].as_ref();
                 let mut follow_ups = match check.hold() {
                     None => part.follow_ups(check, reservation, granted),
-                    Some(_) if granted == 0 => part.take_back(check, reservation, &denial),
+                    Some(_) if granted == 0 => part.revert(check, reservation, &denial),
                     Some(_) => Vec::new(),
                 };
                 if reserved[part_index].is_none() && peeked.is_empty() {

@@ -161,7 +161,7 @@ impl Part {
 
     /// Returns the operation that reverts a hold which another part denied, on tiers with one of these outcomes. A part without a
     /// reservation may have the hold from an earlier attempt.
-    pub(super) fn take_back(
+    pub(super) fn revert(
         &self,
         check: &Check,
         reserved: Option<&Reserved>,
@@ -180,7 +180,7 @@ impl Part {
         let tiers: Vec<usize> = places.iter().map(|place| self.tiers[*place]).collect();
         let tiers = tiers.iter().map(|place| check.tiers()[*place].clone()).collect();
         let held = Check::new(Operation::Charge, tiers).expect("some tiers of a check are a check");
-        let check = held.with_hold(hold.id.clone(), HoldOperation::TakeBack { until });
+        let check = held.with_hold(hold.id.clone(), HoldOperation::Revert { until });
         vec![FollowUp { places, kind: Kind::Refund, check, usage_lasts: ttl }]
     }
 
@@ -218,8 +218,8 @@ impl Part {
             let last = answer_of(Kind::Refund, place).unwrap_or(first);
             let ahead = answer_of(Kind::PeekNext, place).and_then(|answer| answer.retry);
             let retry = first.retry.or(ahead).filter(|_| passes < check.count() && charged == passes);
-            let is_taken_back = answer_of(Kind::Refund, place).is_some();
-            let hold = if is_taken_back {
+            let is_reverted = answer_of(Kind::Refund, place).is_some();
+            let hold = if is_reverted {
                 HoldAnswer { released: first.hold.released, ..HoldAnswer::NONE }
             } else {
                 first.hold

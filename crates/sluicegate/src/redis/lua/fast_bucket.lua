@@ -12,7 +12,7 @@ while position <= #plan do
   group_count = group_count + 1
   if path ~= FAST_BUCKET then
     group_starts[group_count] = start
-    if path == HELD then
+    if path == WITH_HOLDS then
       has_holds = true
       local length
       length, position = unpack_from('<I4', plan, position)

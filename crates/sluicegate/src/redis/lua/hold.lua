@@ -4,7 +4,7 @@
 --     made, when it expires, until when its id is kept, units that it has charged, the most units to charge beyond the estimate, when it was
 --     made or last repeated; then its limit (as in ARGV[2]) and the answer to the check that made it (as in the reply)
 --   * while it is live, a member of the counter's index, a sorted set: '<Bdd', 1 if it is released when it expires, when it was made
---     and its units; then the id. The score is the time at which it leaves the index: when it expires, or for a hold that stays
+--     and its units; then the id. The score is the time at which it is removed from the index: when it expires, or for a hold that stays
 --     charged, when its id is forgotten
 -- If a record has no member, the hold is settled, was released, or was lost in a reset of the counter.
 local decide_held, save_hold_indexes
@@ -30,17 +30,17 @@ if has_holds then
     local is_settled, releases
     record = { limit = read_limit(raw, HOLD_BYTES + 1), limit_text = string.sub(raw, HOLD_BYTES + 1, HOLD_BYTES + LIMIT_BYTES),
       answer = string.sub(raw, HOLD_BYTES + LIMIT_BYTES + 1) }
-    is_settled, releases, record.units, record.at, record.expires, record.known_until, record.charged, record.excess, record.touched =
+    is_settled, releases, record.units, record.at, record.expires, record.kept_until, record.charged, record.excess, record.last_attempt =
       unpack_from(HOLD, raw)
     local limit = record.limit
-    if not (are_stored(record.units, record.at, record.expires, record.known_until, record.charged) and record.excess >= 0
-      and record.touched >= 0 and define[limit.code] and is_stored_limit(limit)) then
+    if not (are_stored(record.units, record.at, record.expires, record.kept_until, record.charged) and record.excess >= 0
+      and record.last_attempt >= 0 and define[limit.code] and is_stored_limit(limit)) then
       return false
     end
     set_algorithm(limit)
     if limit.ends and now >= limit.next_end then
-      -- The edges are those of the hold, and both periods are over. Any end within the present period is right: units count until its
-      -- true end for the next check, which has the edges.
+      -- The recorded periods are over, and this call does not have the current one. Any end after now works: the next check replaces it
+      -- with the true end.
       limit.start, limit.ends, limit.next_end = now, now + 1, now + 1 + limit.window
     end
     record.is_settled, record.releases = is_settled == 1, releases == 1
@@ -53,11 +53,11 @@ if has_holds then
   end
 
   -- Returns the record of the hold at `place`; nil if there is none or it was reset, false if it cannot be read.
-  local function known_record(group, place, id)
+  local function valid_record(group, place, id)
     local record = record_of(group.records[place])
     if not record then
       return record
-    elseif record.known_until <= now then
+    elseif record.kept_until <= now then
       return nil
     elseif record.is_settled or (record.releases and record.expires <= now)
       or call('ZSCORE', KEYS[group.indexes[place]], member_of(record, id)) then
@@ -68,16 +68,16 @@ if has_holds then
 
   local function save_record(key, record)
     records[key] = record
-    local millis = ceil((record.known_until - now) / 1000) + 1 + (injected and INJECTED_TTL_MS or 0)
+    local millis = ceil((record.kept_until - now) / 1000) + 1 + (injected and INJECTED_TTL_MS or 0)
     local head = pack(HOLD, record.is_settled and 1 or 0, record.releases and 1 or 0, record.units, record.at, record.expires,
-      record.known_until, record.charged, record.excess, record.touched)
+      record.kept_until, record.charged, record.excess, record.last_attempt)
     call('SET', KEYS[key], head .. record.limit_text .. record.answer, 'PX', string.format('%.0f', millis))
   end
 
   -- Adds a hold to the index, or moves it.
   local function add_to_index(key, index, record, id)
-    local leaves = record.releases and record.expires or record.known_until
-    call('ZADD', KEYS[index], string.format('%.0f', leaves), member_of(record, id))
+    local removal = record.releases and record.expires or record.kept_until
+    call('ZADD', KEYS[index], string.format('%.0f', removal), member_of(record, id))
     changed_indexes[index] = { key = key, limit = record.limit, releases = record.releases }
   end
 
@@ -116,8 +116,8 @@ if has_holds then
     end
   end
 
-  -- Returns the limit under which the units of a hold are corrected: if other units count, with the window or rate under which they were
-  -- charged, so that the correction does not convert them. The state is viewed under it.
+  -- Returns the limit under which a correction is applied. If the counter was charged under another window or rate since, the correction
+  -- uses that one, so that it does not convert the other units. The state is viewed under it.
   local function correction_limit(state, limit)
     local window, phase, units, micros = limit.algorithm.own_limit(state, limit)
     if window == limit.window and units == limit.units and micros == limit.micros then
@@ -141,9 +141,9 @@ if has_holds then
     end
   end
 
-  -- Returns the last members of an index that would leave later than any new hold: they are from before the clock was set back.
+  -- Returns the last members of an index that would be removed later than any new hold: they are from before the clock was set back.
   local function members_from_future(index)
-    local latest, members = now + LONGEST, {}
+    local latest, members = now + MAX_REMOVAL_DELAY, {}
     local last = call('ZREVRANGE', KEYS[index], '0', '0', 'WITHSCORES')
     if last[2] and tonumber(last[2]) > latest then
       last = call('ZREVRANGE', KEYS[index], '0', string.format('%.0f', MAX_RELEASED - 1), 'WITHSCORES')
@@ -216,7 +216,7 @@ if has_holds then
   end
 
   -- Reverts a hold on one counter as if it had not been made. Returns the state of the counter.
-  local function take_back(group, place, record, id)
+  local function revert(group, place, record, id)
     local key, index, record_key = group.fields[place], group.indexes[place], group.records[place]
     local state = state_of(key, record.limit)
     if remove_from_index(key, index, record, id) then
@@ -230,11 +230,11 @@ if has_holds then
   -- Replies for a tier that already has the hold. If another tier denies it, the hold is reverted.
   local function repeat_tier(group, place, record, id, is_granted)
     if not is_granted then
-      local state = take_back(group, place, record, id)
+      local state = revert(group, place, record, id)
       return reply(packed_answer(state, record.limit, 1, 0, 0, 0), NOT_HELD)
     end
-    if record.touched < now then
-      record.touched = now
+    if record.last_attempt < now then
+      record.last_attempt = now
       save_record(group.records[place], record)
     end
     reply(record.answer, REPEATED, record)
@@ -251,8 +251,8 @@ if has_holds then
     charge(key, state, limit, charged * cost)
     if id ~= '' and charged > 0 then
       local expires = now + group.ttls[first]
-      record = { units = cost, at = now, expires = expires, known_until = expires + RETENTION, charged = cost,
-        excess = group.excess[tier], releases = group.flags[tier] >= RELEASE, touched = now, limit = limit,
+      record = { units = cost, at = now, expires = expires, kept_until = expires + RETENTION, charged = cost,
+        excess = group.excess[tier], releases = group.flags[tier] >= RELEASE, last_attempt = now, limit = limit,
         limit_text = group.limit_texts[tier] }
       add_to_index(key, group.indexes[place], record, id)
     end
@@ -265,22 +265,21 @@ if has_holds then
       record.answer = text
       save_record(group.records[place], record)
     end
-    reply(text, record and MADE or NOT_HELD, record, released)
+    reply(text, record and HELD or NOT_HELD, record, released)
   end
 
   -- Replies to a hold on a counter that has too many holds.
   local function reply_full(group, first, known, full)
     for tier = 1, group.tiers do
       if known[tier] then
-        take_back(group, first + tier, known[tier], group.ids[first])
+        revert(group, first + tier, known[tier], group.ids[first])
       end
       reply(NO_ANSWER, full[tier] and FULL or NOT_HELD)
     end
   end
 
-  -- Decides a check, or a hold on the counters that do not have it yet. If they admit it, the hold is complete; otherwise it is reverted on
-  -- the other counters.
-  local function decide_unknown(group, first, count, known)
+  -- Decides a check, or a hold on the counters that do not have it yet. If they deny it, the hold is reverted on the counters that have it.
+  local function decide_or_complete(group, first, count, known)
     local is_check, passes, released, full, is_full = group.operation ~= PEEK, {}, {}, {}, false
     local granted = is_check and count or 0
     for tier = 1, group.tiers do
@@ -317,7 +316,7 @@ if has_holds then
       local place, record = first + tier, nil
       unreadable[tier] = stored_set(group.indexes[place]) == '' or not state_of(group.fields[place], group.terms[tier])
       if id ~= '' and not unreadable[tier] then
-        record = known_record(group, place, id)
+        record = valid_record(group, place, id)
         unreadable[tier] = record == false
       end
       known[tier], is_unreadable = record, is_unreadable or unreadable[tier]
@@ -328,7 +327,7 @@ if has_holds then
     elseif has_conflict then
       reply_conflict(group, known)
     else
-      decide_unknown(group, first, count, known)
+      decide_or_complete(group, first, count, known)
     end
   end
 
@@ -348,7 +347,7 @@ if has_holds then
     else
       correct(key, state, limit, charge, actual - units)
     end
-    record.is_settled, record.charged, record.known_until = true, actual, now + RETENTION
+    record.is_settled, record.charged, record.kept_until = true, actual, now + RETENTION
   end
 
   -- Settles, renews or reverts the hold of one counter.
@@ -356,8 +355,8 @@ if has_holds then
     local place, id, operation = first + tier, group.ids[first], group.operation
     local key, index, record_key = group.fields[place], group.indexes[place], group.records[place]
     -- the hold is kept if a later attempt repeated it, or if it expired before the denial
-    local is_kept = operation == TAKE_BACK and record
-      and (record.is_settled or record.touched > group.time or record.expires <= group.time)
+    local is_kept = operation == REVERT and record
+      and (record.is_settled or record.last_attempt > group.time or record.expires <= group.time)
     if not record or is_kept then
       return reply(NO_ANSWER, UNKNOWN)
     elseif record.is_settled then
@@ -374,11 +373,11 @@ if has_holds then
         return reply(NO_ANSWER, LATE, record)
       end
       record.expires = max(record.expires, now + group.ttls[first])
-      record.known_until, outcome = record.expires + RETENTION, RENEWED
+      record.kept_until, outcome = record.expires + RETENTION, RENEWED
       add_to_index(key, index, record, id)
       save_record(record_key, record)
     else
-      take_back(group, place, record, id)
+      revert(group, place, record, id)
       outcome = SETTLED
     end
     reply(packed_answer(state, limit, 1, 0, 0, 0), outcome, record)
@@ -390,7 +389,7 @@ if has_holds then
       local place, record = first + tier, nil
       unreadable[tier] = stored_set(group.indexes[place]) == ''
       if not unreadable[tier] then
-        record = known_record(group, place, group.ids[first])
+        record = valid_record(group, place, group.ids[first])
         unreadable[tier] = record == false or (record ~= nil and not state_of(group.fields[place], record.limit))
       end
       known[tier], is_unreadable = record, is_unreadable or unreadable[tier]

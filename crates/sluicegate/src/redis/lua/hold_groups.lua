@@ -1,10 +1,10 @@
 
 -- Holds: the formats of records, indexes and answers (see hold.lua), the bounds, and the groups of the plan.
-local NOT_HELD, MADE, REPEATED, RENEWED, SETTLED, ALREADY, LATE, UNKNOWN, CONFLICT, FULL = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
-local SETTLE, RENEW, TAKE_BACK, HOLD_NEW = 4, 5, 6, 7
+local NOT_HELD, HELD, REPEATED, RENEWED, SETTLED, ALREADY, LATE, UNKNOWN, CONFLICT, FULL = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
+local SETTLE, RENEW, REVERT, HOLD_NEW = 4, 5, 6, 7
 local KEEP, RELEASE = 4, 8 -- bits of the flags
 local RETENTION, MAX_LIVE, MAX_RELEASED = 60000000, 100000, '16'
-local LONGEST = 86400000000 + RETENTION -- the longest time until a new hold leaves its index
+local MAX_REMOVAL_DELAY = 86400000000 + RETENTION -- the longest time until a new hold is removed from its index
 local HOLD, HOLD_BYTES, MEMBER, MEMBER_BYTES = '<BBddddddd', 58, '<Bdd', 17
 local RESULT = '<BI4ddd'
 

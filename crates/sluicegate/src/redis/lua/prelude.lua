@@ -43,8 +43,8 @@
 -- decision.
 --
 -- All times are whole microseconds. All numbers are whole and below 2^53, where doubles are exact. Constant command arguments
--- are strings, because Redis would format a number on every call. Each key is read once, written once if it changed, and
--- always has a TTL. A key that this script cannot have written is never changed.
+-- are strings, because Redis would format a number on every call. The string of a counter is read once and written once if it changed.
+-- Every key always has a TTL. A key that this script cannot have written is never changed.
 
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 local pack, unpack_from, rep = struct.pack, struct.unpack, string.rep
@@ -166,7 +166,7 @@ local plan, replies = ARGV[3], {}
 local GROUP, LIMIT, TIER = '<BBBHd', '<Bdddddd', '<BHd'
 local LIMIT_BYTES, TIER_BYTES = 49, 11
 -- The paths of a group.
-local FAST_BUCKET, LEASED, HELD = 1, 2, 3
+local FAST_BUCKET, LEASED, WITH_HOLDS = 1, 2, 3
 
 -- The work that remains for the following paths: the position of each group in the plan, and single checks by group and
 -- position.

@@ -10,12 +10,12 @@ for _, check in ipairs(remaining) do
     sent = sent + 1
     replies[#replies + 1] = held_answers[sent]
   end
-  if group.path == HELD then
+  if group.path == WITH_HOLDS then
     read_held_check(group, check.position)
     first = 1
   end
   local count = group.fields[first]
-  if group.path == HELD then
+  if group.path == WITH_HOLDS then
     decide_held(group, first, count)
   elseif group.operation >= CHARGE then
     adjust(group, first, count)

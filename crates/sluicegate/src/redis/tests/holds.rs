@@ -155,7 +155,7 @@ async fn an_index_lives_until_its_holds_are_refunded() {
 }
 
 #[tokio::test]
-async fn the_last_hold_that_ends_leaves_no_counter_of_live_holds() {
+async fn ending_the_last_hold_deletes_the_concurrency_counter() {
     let subject = Subject::start(Flavor::Redis7).await;
     let limit = Limit::concurrency(10).unwrap();
     subject.hold(&limit, 2, "id", MINUTE).await;

@@ -463,7 +463,7 @@ async fn a_call_with_a_lost_reply_is_charged_at_most_once_on_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_reservation_or_take_back_never_admits_more() {
+async fn a_lost_reservation_or_release_never_admits_more() {
     let cluster = Cluster::start(Flavor::Redis7);
     let direct = RedisStore::connect(&url(&cluster)).await.unwrap();
     let places = places(&cluster, &direct).await;

@@ -9,7 +9,7 @@ for group_number, start in pairs(group_starts) do
   group.operation, group.path, group.tiers, group.checks, group.time, position = unpack_from(GROUP, plan, start)
   if group.path == LEASED then
     read_leased_group(group, position)
-  elseif group.path == HELD then
+  elseif group.path == WITH_HOLDS then
     read_held_group(group, position)
   else
     for tier = 1, group.tiers do
@@ -23,7 +23,7 @@ end
 
 for group_number = 1, group_count do
   local group = groups[group_number]
-  if group and group.path == HELD then
+  if group and group.path == WITH_HOLDS then
     decide_held_group(group_number, group)
   elseif group and group.path ~= FAST_BUCKET then
     local operation, tiers, terms, fields = group.operation, group.tiers, group.terms, group.fields

@@ -11,9 +11,9 @@ if has_holds then
   local costs, keys, indexes, record_keys, afters = {}, {}, {}, {}, {}
   -- The hold to settle, by tier.
   local releases_of, units_of, times, expiries, actuals, excesses, touches, settled_limits = {}, {}, {}, {}, {}, {}, {}, {}
-  -- By index: the number of holds, when the last one leaves (nil: unknown), until when the index must exist, and whether it was empty.
+  -- By index: the number of holds, when the last one is removed (nil: unknown), until when the index must exist, and whether it was empty.
   -- By key: the units of a concurrency counter that have changed.
-  local held, last_leaves, needed_until, was_empty, units_after = {}, {}, {}, {}, {}
+  local held, last_removals, needed_until, was_empty, units_after = {}, {}, {}, {}, {}
   local limits_by_text, time_texts, ttl_texts = {}, {}, {}
 
   read[CONCURRENCY] = function(key)
@@ -49,12 +49,12 @@ if has_holds then
     return text, ttl_texts[time]
   end
 
-  -- Returns when the last hold leaves an index that is not empty.
-  local function last_leave(index)
-    local last = last_leaves[index]
+  -- Returns when the last hold is removed from an index that is not empty.
+  local function last_removal(index)
+    local last = last_removals[index]
     if not last then
       last = tonumber(call('ZREVRANGE', KEYS[index], '0', '0', 'WITHSCORES')[2])
-      last_leaves[index] = last
+      last_removals[index] = last
     end
     return last
   end
@@ -76,7 +76,7 @@ if has_holds then
       used, reset = ceil(level / micros), ceil(level / units)
       spare = reset * units - level
     elseif level > 0 then
-      reset = (code == FIXED_WINDOW and window_end(limit) or max(last_leave(index), now + 1)) - now
+      reset = (code == FIXED_WINDOW and window_end(limit) or max(last_removal(index), now + 1)) - now
     end
     return pack(ANSWER, 1, charged, limit.capacity - used, 0, reset, spare, 0)
   end
@@ -90,7 +90,7 @@ if has_holds then
         return false
       end
       count = count - (index == key and stored[key] and 1 or 0)
-      if count > 0 and call('ZCOUNT', KEYS[index], '(' .. text_of(now), (text_of(now + LONGEST))) < count then
+      if count > 0 and call('ZCOUNT', KEYS[index], '(' .. text_of(now), (text_of(now + MAX_REMOVAL_DELAY))) < count then
         return false
       end
       held[index], was_empty[index] = count, count == 0
@@ -118,13 +118,13 @@ if has_holds then
     for tier = 1, tiers do
       local limit, cost, key, index = terms[tier], costs[tier], keys[tier], indexes[tier]
       local releases = limit.code == CONCURRENCY and 1 or 0
-      local leaves = releases == 1 and expires or forgotten
-      call('ZADD', KEYS[index], (text_of(leaves)), pack(MEMBER, releases, now, cost) .. id)
-      needed_until[index] = max(needed_until[index] or 0, leaves)
+      local removal = releases == 1 and expires or forgotten
+      call('ZADD', KEYS[index], (text_of(removal)), pack(MEMBER, releases, now, cost) .. id)
+      needed_until[index] = max(needed_until[index] or 0, removal)
       if held[index] == 0 then
-        last_leaves[index] = leaves
-      elseif last_leaves[index] then
-        last_leaves[index] = max(last_leaves[index], leaves)
+        last_removals[index] = removal
+      elseif last_removals[index] then
+        last_removals[index] = max(last_removals[index], removal)
       end
       held[index] = held[index] + 1
       set_level(key, limit, afters[tier])
@@ -133,7 +133,7 @@ if has_holds then
       call('SET', KEYS[record_key], head .. group.limit_texts[tier] .. answer, 'PX', record_ttl)
       stored[record_key] = nil
       held_answers[#held_answers + 1] = answer
-      held_answers[#held_answers + 1] = pack(RESULT, MADE, 0, now, expires, cost)
+      held_answers[#held_answers + 1] = pack(RESULT, HELD, 0, now, expires, cost)
     end
     return true
   end
@@ -179,9 +179,9 @@ if has_holds then
     if not raw or #raw ~= HOLD_BYTES + LIMIT_BYTES + ANSWER_BYTES or (tier > 1 and stored_set(indexes[tier]) == '') then
       return false
     end
-    local is_settled, releases, units, at, expires, forgotten, charged, excess, touched = unpack_from(HOLD, raw)
+    local is_settled, releases, units, at, expires, forgotten, charged, excess, last_attempt = unpack_from(HOLD, raw)
     local limit = limit_of_record(raw)
-    if is_settled == 1 or not (limit and expires > now and excess >= 0 and touched >= 0)
+    if is_settled == 1 or not (limit and expires > now and excess >= 0 and last_attempt >= 0)
       or not are_stored(units, at, expires, forgotten, charged) or (releases == 1) ~= (limit.code == CONCURRENCY) then
       return false
     end
@@ -193,16 +193,16 @@ if has_holds then
     local actual = min(keeps_estimate and units or costs[tier], units + (most >= 0 and most or excess), MAX_EXACT)
     local after = settled_level(limit, level, units, actual, at)
     releases_of[tier], units_of[tier], times[tier], expiries[tier], actuals[tier] = releases, units, at, expires, actual
-    excesses[tier], touches[tier], settled_limits[tier], afters[tier] = excess, touched, limit, after
+    excesses[tier], touches[tier], settled_limits[tier], afters[tier] = excess, last_attempt, limit, after
     return after < MAX_FAST
   end
 
-  local function remove_from_index(index, leaves)
+  local function remove_from_index(index, removal)
     if held[index] then
       held[index] = held[index] - 1
     end
-    if last_leaves[index] and leaves >= last_leaves[index] then
-      last_leaves[index] = nil
+    if last_removals[index] and removal >= last_removals[index] then
+      last_removals[index] = nil
     end
   end
 
