@@ -6,7 +6,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use sluicegate_core::{HoldOutcome, Operation, Terms, step::Mode};
+use sluicegate_core::{Operation, Terms, step::Mode};
 use tokio::time::Instant;
 
 use super::{
@@ -15,6 +15,7 @@ use super::{
         ConcurrencyRules, MatchedRules, PreparedCheck, TierDecisions, TierInfo, TierInfos, denial, mode,
         without_counters,
     },
+    hold_token::HoldToken,
     label_hold::{GroupHold, GroupHoldDecision},
     pending_hold::ReleaseUnlessReturned,
 };
@@ -93,39 +94,23 @@ impl Limiter {
         }
         refunds.denials.clear();
         self.inner.record_skipped(checks.has_skipped);
-        let backend = &self.inner.backend;
         let started = Instant::now();
-        let mut is_held = hold.is_some();
-        let mut made = None;
-        let decisions = match hold {
-            None => self.counting_expired(checks.decide(backend, deadline).await?),
+        let CheckedGroup { checks, decisions, token } = match hold {
+            None => {
+                let decisions = self.counting_expired(checks.decide(&self.inner.backend, deadline).await?);
+                CheckedGroup { checks, decisions, token: None }
+            }
             // boxed to keep the future of groups without holds small
-            Some(id) => match Box::pin(self.hold_jointly(&mut checks, id, deadline)).await? {
-                GroupHold::Decided(decisions, token) => {
-                    // report the hold only if the store confirmed it: in the store, the id may belong to another hold, which the settlement
-                    // would end
-                    let is_made = decisions.holds.iter().any(|hold| hold.outcome == HoldOutcome::Held);
-                    is_held = is_made && decisions.failure.is_none();
-                    made = token.filter(|_| is_held);
-                    decisions
-                }
-                GroupHold::IdInUse(in_flight) => {
-                    is_held = false;
-                    checks = JointCheck::of_checks(&rules, requests, |_| ConcurrencyRules::Skip)?;
-                    checks.denials.extend(in_flight);
-                    checks.deny_without_store();
-                    let deadline = backend.time_left(deadline, started.elapsed());
-                    self.counting_expired(checks.decide(backend, deadline).await?)
-                }
-            },
+            Some(id) => Box::pin(self.decide_held(&rules, requests, checks, id, deadline)).await?,
         };
         let is_degraded = decisions.failure.is_some();
         let mut group = checks.group_decision(decisions, requests.len());
-        is_held &= group.overall.is_allowed();
+        let is_held = token.is_some() && group.overall.is_allowed();
         if refunds.tiers.is_empty() || !group.overall.is_allowed() {
             return Ok(GroupHoldDecision { group, is_held });
         }
-        let unreturned = ReleaseUnlessReturned::new(self, made);
+        let unreturned = ReleaseUnlessReturned::new(self, token);
+        let backend = &self.inner.backend;
         let deadline = if is_degraded {
             Some(Duration::ZERO)
         } else {
@@ -142,6 +127,37 @@ impl Limiter {
         unreturned.returned();
         Ok(GroupHoldDecision { group, is_held })
     }
+
+    /// Decides the checks of a group as a hold; if another hold has the id, without a hold.
+    async fn decide_held(
+        &self,
+        rules: &Arc<RuleSet>,
+        requests: &[Request<'_>],
+        mut checks: JointCheck,
+        id: HoldId,
+        deadline: Option<Duration>,
+    ) -> Result<CheckedGroup, Error> {
+        let started = Instant::now();
+        match self.hold_jointly(&mut checks, id, deadline).await? {
+            GroupHold::Decided(decisions, token) => Ok(CheckedGroup { checks, decisions, token }),
+            GroupHold::IdInUse(in_flight) => {
+                let mut checks = JointCheck::of_checks(rules, requests, |_| ConcurrencyRules::Skip)?;
+                checks.denials.extend(in_flight);
+                checks.deny_without_store();
+                let backend = &self.inner.backend;
+                let deadline = backend.time_left(deadline, started.elapsed());
+                let decisions = self.counting_expired(checks.decide(backend, deadline).await?);
+                Ok(CheckedGroup { checks, decisions, token: None })
+            }
+        }
+    }
+}
+
+/// The checks of a group with their decisions, and the token of the hold if the store confirmed that it was made.
+struct CheckedGroup {
+    checks: JointCheck,
+    decisions: TierDecisions,
+    token: Option<HoldToken>,
 }
 
 impl Limiter {

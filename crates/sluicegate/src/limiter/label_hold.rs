@@ -63,7 +63,8 @@ pub struct GroupHoldDecision {
 
 /// The result of a hold that several requests make together.
 pub(super) enum GroupHold {
-    /// It is decided. If it was made, it has this token.
+    /// It is decided. If the store confirmed that it was made, it has this token. Without a confirmation there is none: in the store, the id may
+    /// belong to another hold, which a settlement would end.
     Decided(TierDecisions, Option<HoldToken>),
     /// Another hold has this id. These rules count requests in flight and deny, by the request that reaches them.
     IdInUse(Vec<(usize, TierDecision)>),
@@ -211,7 +212,8 @@ impl Limiter {
             Some(token) => self.keep_later(token),
             None => self.keep_in_fallback(&id, settled_now)?,
         }
-        let token = decisions.confirmed_token(id, settled_by_caller);
+        let is_made = decisions.holds.iter().any(|hold| hold.outcome == HoldOutcome::Held);
+        let token = decisions.confirmed_token(id, settled_by_caller).filter(|_| is_made);
         Ok(GroupHold::Decided(decisions, token))
     }
 

@@ -74,20 +74,17 @@ impl HoldInProgress {
         // The store may have made a hold that the failure policy denies. It is released only if its id is random: a caller may repeat its own
         // id, and the release would end the repeated hold.
         let may_exist = matches!(decisions.failure, Some(StoreError::Ambiguous(_))) && id.is_random();
-        let unanswered =
+        let unconfirmed =
             may_exist.then(|| HoldToken { id: id.clone(), tiers: held.clone(), is_confirmed: false });
-        let mut decided = held_decision(id, ttl, held, decisions, denials);
-        if !decided.as_ref().is_ok_and(|held| held.decision.is_allowed())
-            && let Some(token) = unanswered
-        {
-            limiter.release_later(token);
+        match held_decision(id, ttl, held, decisions, denials) {
+            Ok(held) if held.decision.is_allowed() => Ok(held),
+            not_held => {
+                if let Some(token) = unconfirmed {
+                    limiter.release_later(token);
+                }
+                not_held.map(|denied| HoldDecision { token: None, ..denied })
+            }
         }
-        if let Ok(held) = &mut decided
-            && !held.decision.is_allowed()
-        {
-            held.token = None;
-        }
-        decided
     }
 }
 
