@@ -69,7 +69,8 @@ const NOT_MEASURED: &str = "## What is not measured\n\n\
 
 /// Appends a table and its ratios.
 pub fn section(page: &mut String, table: &Table) {
-    page.push_str(&format!("\n### {}\n\n{}. {} rounds.\n\n", table.name, table.what, table.rounds));
+    let rounds = if table.rounds == 1 { "round" } else { "rounds" };
+    page.push_str(&format!("\n### {}\n\n{}. {} {rounds}.\n\n", table.name, table.what, table.rounds));
     for (number, line) in text::cells(table).iter().enumerate() {
         page.push_str(&format!("| {} |\n", line.join(" | ")));
         if number == 0 {
