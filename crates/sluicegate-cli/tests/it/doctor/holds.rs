@@ -19,13 +19,15 @@ use super::{DOCTOR_PAGE, Diagnosis, REDIS_PAGE, diagnose, doctor, documented_use
 const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(1);
 
-/// A limiter with two units in flight, and ten units in a year that are refunded when holds expire.
+/// A limiter with ten units in flight, ten units in a year that are refunded when holds expire, and ten that stay charged.
 async fn limiter(url: &str) -> Limiter {
     let year = Duration::from_secs(365 * 24 * 60 * 60);
     let refunded = Limit::fixed_window(10, year).unwrap().with_on_expiry(OnExpiry::Release).unwrap();
+    let charged = Limit::fixed_window(10, year).unwrap();
     let rules = [
         Rule::new("in flight", Limit::concurrency(10).unwrap()).when("route", "stream").per(["user"]),
         Rule::new("refunded", refunded).when("route", "job").per(["user"]),
+        Rule::new("charged", charged).when("route", "report").per(["user"]),
     ];
     Limiter::new(RedisStore::connect(url).await.unwrap(), rules).unwrap().with_deadline(wait::PATIENCE)
 }
@@ -118,6 +120,35 @@ async fn expired_holds_of_other_rules_are_left_to_the_next_check() {
     assert_eq!(decision.remaining(), Some(9));
     let diagnosis = diagnose(&server, &[]);
     assert!(diagnosis.findings().iter().all(|finding| finding["id"] != "expired-holds"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn expired_holds_that_stay_charged_are_reported_until_they_are_settled() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let limiter = limiter(&server.url()).await;
+        hold(&limiter, "report", "a", 1, LONG).await;
+        let expired = hold(&limiter, "report", "b", 4, SHORT).await;
+        let last = hold(&limiter, "report", "c", 2, SHORT).await.expires_at.unwrap();
+        wait::until("the holds expire", wait::PATIENCE, || {
+            let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).unwrap();
+            seconds * 1_000_000 + micros > last.as_micros()
+        });
+        let diagnosis = diagnose(&server, &["--fix", "--yes"]);
+        assert_eq!(diagnosis.finding("unsettled-holds")["severity"], "advice", "{flavor}");
+        let text = what(&diagnosis, "unsettled-holds");
+        assert_eq!(text, "rule \"charged\": 2 holds of 6 units expired without being settled", "{flavor}");
+        let holds = &diagnosis.report["holds"][0];
+        assert_eq!(
+            (&holds["live"], &holds["unsettled"], &holds["expired"]),
+            (&1.into(), &2.into(), &0.into())
+        );
+        assert_eq!(diagnosis.report["repaired"], serde_json::Value::Null);
+
+        let settled = limiter.settle(&expired.token.unwrap(), 4).await.unwrap();
+        assert_eq!(settled.outcome, SettleOutcome::Late);
+        assert_eq!(diagnose(&server, &[]).report["holds"][0]["unsettled"], 1, "{flavor}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
