@@ -249,3 +249,23 @@ async fn holds_of_every_cluster_node_are_counted() {
     let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
     assert!(what(&diagnosis, "holds").starts_with("20 live holds of 20 units in 20 counters"));
 }
+
+#[test]
+fn the_maximum_admitted_includes_live_holds_and_the_excess_of_settlements() {
+    let server = Server::start(Flavor::Redis7);
+    let dir = super::config_dir(&format!(
+        "[store]\nurl = \"{}\"\n[defaults]\non_store_failure = \"local\"\n\
+         [[rule]]\nname = \"streams\"\nalgorithm = \"concurrency\"\namount = 8\n\
+         [[rule]]\nname = \"tokens\"\nunit = \"tokens\"\namount = 1000\nwindow = \"1h\"\nmax_excess = 40\n",
+        server.url()
+    ));
+    let diagnosis = diagnose(&server, &["--config", dir.path().join("sluicegate.toml").to_str().unwrap()]);
+    let most = |situation: &str| {
+        let rows = diagnosis.report["bound"].as_array().unwrap();
+        rows.iter().find(|row| row["situation"] == situation).unwrap()["most"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(most("rules for requests in flight"), "streams: N units in live holds at any time (N is 8)");
+    let excess = "tokens: N + 40 for each hold that is settled above its estimate";
+    assert_eq!(most("rules whose holds are settled"), excess);
+    assert_eq!(most("Redis is down"), "2 rules local: 2 N");
+}
