@@ -59,7 +59,8 @@ const NOT_MEASURED: &str = "## What is not measured\n\n\
     * Denials that alternate with admissions: the hot key is either never or always exhausted.\n\
     * In process: the limiter above the store (rules, labels, deadline), and eviction under memory pressure.\n\
     * The server's front ends: see [their benchmarks](benchmarks-fronts.md).\n\
-    * Limits with leases: see [their benchmarks](benchmarks-leases.md).\n\n\
+    * Limits with leases: see [their benchmarks](benchmarks-leases.md).\n\
+    * Holds: see [their benchmarks](benchmarks-holds.md).\n\n\
     *hand-written* is redis-rs with a reconnecting multiplexed connection and a plain script called by its digest \
     (`bench/src/remote/lua`). *sluicegate* is `Limiter` over a `RedisStore` with default options, except for a deadline of 5 s. \
     CPU times and script calls are per decision; the CPU time of the client includes the bench's own loop.\n\n\
@@ -69,7 +70,8 @@ const NOT_MEASURED: &str = "## What is not measured\n\n\
 
 /// Appends a table and its ratios.
 pub fn section(page: &mut String, table: &Table) {
-    page.push_str(&format!("\n### {}\n\n{}. {} rounds.\n\n", table.name, table.what, table.rounds));
+    let rounds = if table.rounds == 1 { "round" } else { "rounds" };
+    page.push_str(&format!("\n### {}\n\n{}. {} {rounds}.\n\n", table.name, table.what, table.rounds));
     for (number, line) in text::cells(table).iter().enumerate() {
         page.push_str(&format!("| {} |\n", line.join(" | ")));
         if number == 0 {

@@ -55,11 +55,13 @@ pub struct Stats {
 pub struct HoldStats {
     /// Holds that were made.
     pub held: u64,
+    /// Holds that were made, once for each counter that releases expired holds: the unit of `expired`.
+    pub releasing: u64,
     /// Holds that were settled.
     pub settled: u64,
     /// Holds whose estimate was refunded.
     pub released: u64,
-    /// Holds that expired before they were settled, one for each counter.
+    /// Holds that expired before they were settled, once for each counter that releases expired holds.
     pub expired: u64,
     /// Settlements of holds that were settled before.
     pub already: u64,

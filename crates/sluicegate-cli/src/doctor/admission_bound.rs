@@ -1,7 +1,7 @@
 //! The most that this deployment admits in each failure: `docs/promises.md` applied to these servers and rules.
 
 use serde::Serialize;
-use sluicegate::{OnStoreFailure, Rule, redis::inspect::Shape};
+use sluicegate::{Algorithm, OnStoreFailure, Rule, redis::inspect::Shape, rules::Unit};
 
 use super::{
     checks::Persistence,
@@ -15,8 +15,8 @@ pub(crate) struct BoundRow {
     pub(crate) most: String,
 }
 
-/// The most rules with a lease that are listed.
-const MAX_LEASED_RULES: usize = 5;
+/// The most rules that are listed in one row.
+const MAX_LISTED_RULES: usize = 5;
 
 /// The time besides `min-replicas-max-lag` until a primary detects its isolation, in seconds.
 const DETECTION_SECONDS: u64 = 2;
@@ -26,7 +26,8 @@ pub(crate) fn rows(servers: &[ServerFacts], shape: Shape, rules: Option<&[Rule]>
     let infos: Vec<(&ServerFacts, &Info)> =
         servers.iter().filter_map(|facts| Some((facts, facts.info.as_ref().ok()?))).collect();
     let mut rows = vec![row("normal operation", "N")];
-    rows.extend(leases(rules.unwrap_or_default()));
+    let known = rules.unwrap_or_default();
+    rows.extend([requests_in_flight(known), excess(known), leases(known)].into_iter().flatten());
     if infos.is_empty() {
         return rows;
     }
@@ -91,6 +92,35 @@ fn failover(shape: Shape, needs: u64, lag: Option<u64>, infos: &[(&ServerFacts, 
     }
 }
 
+/// Returns the bound of rules that limit the requests in flight, if there are any.
+fn requests_in_flight(rules: &[Rule]) -> Option<BoundRow> {
+    let limits = rules.iter().filter(|rule| is_concurrency(rule) && !rule.shadow);
+    let most = limits.map(|rule| {
+        let amount = rule.limit.amount();
+        format!("{}: N units in live holds at any time (N is {amount})", rule.name)
+    });
+    listed("rules for requests in flight", most)
+}
+
+/// Returns the bound of rules whose holds may be settled with more than their estimate, if there are any.
+fn excess(rules: &[Rule]) -> Option<BoundRow> {
+    let held = rules.iter().filter(|rule| is_held(rule) && !is_concurrency(rule) && !rule.shadow);
+    let most = held.map(|rule| match rule.limit.max_excess() {
+        0 => format!("{}: N", rule.name),
+        excess => format!("{}: N + {excess} for each hold that is settled above its estimate", rule.name),
+    });
+    listed("rules whose holds are settled", most)
+}
+
+fn is_concurrency(rule: &Rule) -> bool {
+    rule.limit.algorithm() == Algorithm::Concurrency
+}
+
+/// Whether a rule is likely to be held. Every rule can be, but a settlement rarely changes the number of requests.
+fn is_held(rule: &Rule) -> bool {
+    rule.unit != Unit::default() || rule.hold.is_some() || rule.ttl.is_some()
+}
+
 /// Returns the bound of rules with leases, if there are any.
 fn leases(rules: &[Rule]) -> Option<BoundRow> {
     let leased = rules.iter().filter_map(|rule| {
@@ -98,11 +128,16 @@ fn leases(rules: &[Rule]) -> Option<BoundRow> {
         let (units, amount) = (lease.units_of(rule.limit.amount()), rule.limit.amount());
         Some(format!("{}: N + {units} (N is {amount})", rule.name))
     });
-    let leased: Vec<String> = leased.collect();
-    let shown = leased[..leased.len().min(MAX_LEASED_RULES)].join("; ");
-    let more = leased.len().saturating_sub(MAX_LEASED_RULES);
+    listed("rules with a lease", leased)
+}
+
+/// Returns a row with the bounds of some rules, if there are any.
+fn listed(situation: &'static str, bounds: impl Iterator<Item = String>) -> Option<BoundRow> {
+    let bounds: Vec<String> = bounds.collect();
+    let shown = bounds[..bounds.len().min(MAX_LISTED_RULES)].join("; ");
+    let more = bounds.len().saturating_sub(MAX_LISTED_RULES);
     let more = if more > 0 { format!("; {more} more") } else { String::new() };
-    (!leased.is_empty()).then(|| row("rules with a lease", shown + &more))
+    (!bounds.is_empty()).then(|| row(situation, shown + &more))
 }
 
 fn outage(rules: Option<&[Rule]>) -> String {
@@ -154,6 +189,36 @@ mod tests {
         let most = leases(&rules).map(|row| row.most);
         assert_eq!(most.as_deref(), Some("hot: N + 10 (N is 500)"));
         assert_eq!(leases(&rules[..1]), None);
+    }
+
+    #[test]
+    fn holds_of_units_admit_the_excess_of_their_settlements() {
+        let limit = Limit::token_bucket(500, Duration::from_secs(60)).unwrap();
+        let rules = [
+            Rule::new("requests", limit),
+            Rule::new("tokens", limit).unit("tokens").max_excess(40),
+            Rule::new("bytes", limit).unit("bytes").max_excess(0),
+            Rule::new("by envoy", limit).hold("request_id"),
+            Rule::new("shadow", limit).unit("tokens").shadow(),
+            Rule::new("streams", Limit::concurrency(8).unwrap()),
+        ];
+        let most = excess(&rules).map(|row| row.most);
+        let expected = "tokens: N + 40 for each hold that is settled above its estimate; bytes: N; \
+                        by envoy: N + 500 for each hold that is settled above its estimate";
+        assert_eq!(most.as_deref(), Some(expected));
+        assert_eq!(excess(&rules[..1]), None);
+    }
+
+    #[test]
+    fn rules_for_requests_in_flight_admit_their_amount_at_any_time() {
+        let rule = |name: &str, amount| Rule::new(name, Limit::concurrency(amount).unwrap());
+        let most = |rules: &[Rule]| requests_in_flight(rules).map(|row| row.most);
+        let rules = [rule("streams", 8), rule("shadow", 2).shadow()];
+        let expected = "streams: N units in live holds at any time (N is 8)";
+        assert_eq!(most(&rules).as_deref(), Some(expected));
+        assert_eq!(most(&rules[1..]), None);
+        let many: Vec<Rule> = (0..7).map(|number| rule(&format!("r{number}"), 1)).collect();
+        assert!(most(&many).unwrap().ends_with("(N is 1); 2 more"));
     }
 
     #[test]

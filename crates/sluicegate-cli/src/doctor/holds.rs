@@ -1,4 +1,4 @@
-//! The holds of each rule: live ones, expired ones that are not released yet, and those that cannot be settled.
+//! The holds of each rule: live ones, expired ones that are not released or settled yet, and those that cannot be settled.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -24,7 +24,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 const MAX_RULES: usize = 5;
 
 /// The findings about holds.
-pub(crate) const HOLD_FINDINGS: [&str; 4] = ["holds", "expired-holds", "lost-hold-records", "hold-units"];
+pub(crate) const HOLD_FINDINGS: [&str; 5] =
+    ["holds", "expired-holds", "unsettled-holds", "lost-hold-records", "hold-units"];
 
 /// The indexes of holds that a scan found.
 #[derive(Default)]
@@ -63,6 +64,9 @@ pub(crate) struct RuleHolds {
     /// How long ago the first of them expired.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) expired_for_ms: Option<u64>,
+    /// Holds that expired in the last minute without being settled, and whose estimate stays charged; and their units.
+    pub(crate) unsettled: u64,
+    pub(crate) unsettled_units: u64,
     /// Live holds whose records were lost.
     pub(crate) without_record: u64,
     /// The time until the last of them has expired.
@@ -140,6 +144,7 @@ impl HoldScan {
             findings.push(Finding::fine("holds", self.summary()));
         }
         findings.extend(self.expired());
+        findings.extend(self.unsettled());
         findings.extend(self.without_record());
         findings.extend(self.unequal());
         findings
@@ -184,6 +189,23 @@ impl HoldScan {
         )
     }
 
+    fn unsettled(&self) -> Option<Finding> {
+        let what = self.list(|holds| {
+            let count = format::plural(holds.unsettled, "hold", "holds");
+            let units = format::plural(holds.unsettled_units, "unit", "units");
+            (holds.unsettled > 0).then(|| format!("{count} of {units} expired without being settled"))
+        })?;
+        Some(
+            Finding::advice("unsettled-holds", what)
+                .why("their estimates stay charged; clients crash, do not settle their holds, or take longer than the ttl")
+                .remedy(
+                    "settle or release every hold, renew the holds of long requests, or set a longer ttl; on_expiry = \"release\" \
+                     refunds the estimates of expired holds",
+                    see::HOLDS,
+                ),
+        )
+    }
+
     fn without_record(&self) -> Option<Finding> {
         let what = self.list(|holds| {
             let last = format::short_wait(holds.without_record_for_ms?);
@@ -216,8 +238,8 @@ impl HoldScan {
 
 impl RuleHolds {
     fn add(&mut self, of_counter: &CounterHolds, now_us: u64) {
-        let CounterHolds { live, expired, without_record, without_record_until_us, unequal_units, .. } =
-            of_counter;
+        let CounterHolds { live, expired, unsettled, unequal_units, .. } = of_counter;
+        let CounterHolds { without_record, without_record_until_us, .. } = of_counter;
         let later = |longest: Option<u64>, micros: u64| longest.max(Some(micros / 1_000));
         self.counters += 1;
         self.live += live.count;
@@ -230,6 +252,8 @@ impl RuleHolds {
         if expired.count > 0 {
             self.expired_for_ms = later(self.expired_for_ms, now_us.saturating_sub(expired.first_us));
         }
+        self.unsettled += unsettled.count;
+        self.unsettled_units = self.unsettled_units.saturating_add(unsettled.units);
         self.without_record += without_record;
         if *without_record > 0 {
             let rest = without_record_until_us.saturating_sub(now_us);

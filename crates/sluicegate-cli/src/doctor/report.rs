@@ -316,6 +316,7 @@ fn holds(rules: &[RuleHolds]) -> Table {
         ("units", Align::Right),
         ("oldest", Align::Right),
         ("expired", Align::Right),
+        ("unsettled", Align::Right),
     ];
     let mut table = Table::new(columns);
     for holds in rules {
@@ -327,6 +328,7 @@ fn holds(rules: &[RuleHolds]) -> Table {
             format::count(holds.units).into(),
             oldest.into(),
             format::count(holds.expired).into(),
+            format::count(holds.unsettled).into(),
         ]);
     }
     table

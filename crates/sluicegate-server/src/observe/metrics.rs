@@ -112,6 +112,8 @@ const LEASE_UNITS: Metric = counter(
     "Units charged in advance for hot keys: drawn, and what became of them (spent, returned, or lost until their window ends)",
 );
 const HOLDS: Metric = counter("holds", "Holds that were made, settled, released or expired, by outcome");
+const RELEASING_HOLDS: Metric =
+    counter("releasing_holds", "Holds that were made, once for each counter that releases expired holds");
 const QUEUED_SETTLEMENTS: Metric = gauge(
     "queued_settlements",
     "Settlements and releases that are repeated in the background because the store did not answer",
@@ -286,6 +288,7 @@ impl Scrape {
         for (outcome, count) in hold_outcomes(&self.stats.holds) {
             count_of(&mut family, &[("outcome", outcome)], &count)?;
         }
+        text.count(&RELEASING_HOLDS, &self.stats.holds.releasing)?;
         text.level(&QUEUED_SETTLEMENTS, &whole(self.stats.holds.waiting))?;
         text.count(&SKIPPED_CONCURRENCY, &self.stats.skipped_concurrency)
     }

@@ -9,6 +9,7 @@ use sluicegate::{
     limiter::{HoldDecision, OnConcurrency, Request, SettleOutcome},
     store::HoldId,
 };
+use sluicegate_core::OnExpiry;
 use sluicegate_server::{
     engine::{Engine, Excess, HoldAdjustment, Transport},
     observe::history::HoldsSecond,
@@ -47,6 +48,10 @@ fn holds(text: &str) -> Vec<(&str, u64)> {
     counts.map(|(outcome, count)| (outcome, count.parse().unwrap())).filter(|(_, count)| *count > 0).collect()
 }
 
+fn releasing(text: &str) -> f64 {
+    value(text, "sluicegate_releasing_holds_total")
+}
+
 fn requests(text: &str, operation: &str, outcome: &str) -> f64 {
     value(text, &format!("sluicegate_requests_total{{operation=\"{operation}\",outcome=\"{outcome}\"}}"))
 }
@@ -83,9 +88,32 @@ async fn holds_are_counted_by_outcome() {
         ("unknown", 1),
     ];
     assert_eq!(holds(&text), expected);
+    assert_eq!(releasing(&text), 4.0);
     let operations = ["hold", "settle", "release", "renew"].map(|call| requests(&text, call, "allowed"));
     assert_eq!(operations, [4.0, 4.0, 1.0, 1.0]);
     assert_eq!(value(&text, "sluicegate_decision_duration_seconds_count{transport=\"resp\"}"), 10.0);
+}
+
+/// Expired holds are compared with the holds of the same counters.
+#[tokio::test]
+async fn expired_holds_and_those_made_are_counted_by_counter() {
+    let clock = ManualClock::new(Timestamp::from_micros(1_794_765_441_799_839));
+    let store = MemoryStore::new().with_clock(clock.clone());
+    let hour = Duration::from_secs(3_600);
+    let charging = Limit::fixed_window(100, hour).unwrap();
+    let releasing_hour = charging.with_on_expiry(OnExpiry::Release).unwrap();
+    let rules = [in_flight(9), Rule::new("released", releasing_hour), Rule::new("charged", charging)];
+    let engine = Engine::new(Limiter::new(store, rules).unwrap());
+    assert!(hold(&engine, "a").await.decision.is_allowed());
+    assert!(hold(&engine, "a").await.is_repeated);
+    assert!(!engine.hold(CALLER, &request(10), None, None).await.unwrap().decision.is_allowed());
+    assert_eq!(releasing(&engine.metrics()), 2.0);
+    // within the window, so that the counters remain
+    clock.advance(Duration::from_secs(61));
+    assert!(hold(&engine, "b").await.decision.is_allowed());
+    let text = engine.metrics();
+    assert_eq!(holds(&text), [("held", 2), ("expired", 2)]);
+    assert_eq!(releasing(&text), 4.0);
 }
 
 #[tokio::test]

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sluicegate_core::{HoldAnswer, HoldOutcome};
 
-use super::SettleOutcome;
+use super::{SettleOutcome, decide::TierDecisions};
 use crate::stats::HoldStats;
 
 /// Counts holds by outcome.
 #[derive(Debug, Default)]
 pub(super) struct HoldCounters {
     held: AtomicU64,
+    releasing: AtomicU64,
     expired: AtomicU64,
     settled: AtomicU64,
     released: AtomicU64,
@@ -29,11 +30,19 @@ impl HoldCounters {
         }
     }
 
-    pub(super) fn record_hold(&self, holds: &[HoldAnswer]) {
-        self.record_expired(holds);
-        if holds.iter().any(|hold| hold.outcome == HoldOutcome::Held) {
-            self.held.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn record_hold(&self, decisions: &TierDecisions) {
+        self.record_expired(&decisions.holds);
+        let is_held = |hold: &HoldAnswer| hold.outcome == HoldOutcome::Held;
+        if !decisions.holds.iter().any(is_held) {
+            return;
         }
+        self.held.fetch_add(1, Ordering::Relaxed);
+        let releasing = decisions.tiers.iter().enumerate().filter(|(index, tier)| {
+            let position = decisions.positions.as_ref().map_or(*index, |positions| positions[*index]);
+            let releases = tier.policy.is_some_and(|limit| limit.releases_expired());
+            releases && decisions.holds.get(position).is_some_and(is_held)
+        });
+        self.releasing.fetch_add(releasing.count() as u64, Ordering::Relaxed);
     }
 
     pub(super) fn record_settlement(&self, outcome: SettleOutcome) {
@@ -53,6 +62,7 @@ impl HoldCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         HoldStats {
             held: read(&self.held),
+            releasing: read(&self.releasing),
             settled: read(&self.settled),
             released: read(&self.released),
             expired: read(&self.expired),

@@ -173,7 +173,7 @@ impl Limiter {
         let decisions = match self.inner.backend.start(&prepared.check) {
             Step::Decided(shares) => {
                 let decisions = prepared.decisions(shares);
-                self.inner.holds.record_hold(&decisions.holds);
+                self.inner.holds.record_hold(&decisions);
                 decisions
             }
             Step::Remote(remote) => {
@@ -181,7 +181,7 @@ impl Limiter {
                     (self.clone(), Arc::clone(remote), id.clone(), held.clone());
                 let deciding = async move {
                     let decisions = prepared.decide_remotely(&remote, deadline).await?;
-                    limiter.inner.holds.record_hold(&decisions.holds);
+                    limiter.inner.holds.record_hold(&decisions);
                     Ok(decisions)
                 };
                 // if the stream ends before this call is answered, Envoy sends no second call, so nothing else would release the hold

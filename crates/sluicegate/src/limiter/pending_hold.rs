@@ -70,7 +70,7 @@ pub(super) struct HoldInProgress {
 impl HoldInProgress {
     pub(super) fn answered(self, decisions: TierDecisions) -> Result<HoldDecision, Error> {
         let Self { limiter, id, ttl, held, denials } = self;
-        limiter.inner.holds.record_hold(&decisions.holds);
+        limiter.inner.holds.record_hold(&decisions);
         // The store may have made a hold that the failure policy denies. It is released only if its id is random: a caller may repeat its own
         // id, and the release would end the repeated hold.
         let may_exist = matches!(decisions.failure, Some(StoreError::Ambiguous(_))) && id.is_random();

@@ -19,13 +19,15 @@ use super::{DOCTOR_PAGE, Diagnosis, REDIS_PAGE, diagnose, doctor, documented_use
 const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(1);
 
-/// A limiter with two units in flight, and ten units in a year that are refunded when holds expire.
+/// A limiter with ten units in flight, ten units in a year that are refunded when holds expire, and ten that stay charged.
 async fn limiter(url: &str) -> Limiter {
     let year = Duration::from_secs(365 * 24 * 60 * 60);
     let refunded = Limit::fixed_window(10, year).unwrap().with_on_expiry(OnExpiry::Release).unwrap();
+    let charged = Limit::fixed_window(10, year).unwrap();
     let rules = [
         Rule::new("in flight", Limit::concurrency(10).unwrap()).when("route", "stream").per(["user"]),
         Rule::new("refunded", refunded).when("route", "job").per(["user"]),
+        Rule::new("charged", charged).when("route", "report").per(["user"]),
     ];
     Limiter::new(RedisStore::connect(url).await.unwrap(), rules).unwrap().with_deadline(wait::PATIENCE)
 }
@@ -118,6 +120,35 @@ async fn expired_holds_of_other_rules_are_left_to_the_next_check() {
     assert_eq!(decision.remaining(), Some(9));
     let diagnosis = diagnose(&server, &[]);
     assert!(diagnosis.findings().iter().all(|finding| finding["id"] != "expired-holds"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn expired_holds_that_stay_charged_are_reported_until_they_are_settled() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let limiter = limiter(&server.url()).await;
+        hold(&limiter, "report", "a", 1, LONG).await;
+        let expired = hold(&limiter, "report", "b", 4, SHORT).await;
+        let last = hold(&limiter, "report", "c", 2, SHORT).await.expires_at.unwrap();
+        wait::until("the holds expire", wait::PATIENCE, || {
+            let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).unwrap();
+            seconds * 1_000_000 + micros > last.as_micros()
+        });
+        let diagnosis = diagnose(&server, &["--fix", "--yes"]);
+        assert_eq!(diagnosis.finding("unsettled-holds")["severity"], "advice", "{flavor}");
+        let text = what(&diagnosis, "unsettled-holds");
+        assert_eq!(text, "rule \"charged\": 2 holds of 6 units expired without being settled", "{flavor}");
+        let holds = &diagnosis.report["holds"][0];
+        assert_eq!(
+            (&holds["live"], &holds["unsettled"], &holds["expired"]),
+            (&1.into(), &2.into(), &0.into())
+        );
+        assert_eq!(diagnosis.report["repaired"], serde_json::Value::Null);
+
+        let settled = limiter.settle(&expired.token.unwrap(), 4).await.unwrap();
+        assert_eq!(settled.outcome, SettleOutcome::Late);
+        assert_eq!(diagnose(&server, &[]).report["holds"][0]["unsettled"], 1, "{flavor}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -217,4 +248,24 @@ async fn holds_of_every_cluster_node_are_counted() {
     }
     let diagnosis = Diagnosis::of(&mut doctor(&["--store", &url]));
     assert!(what(&diagnosis, "holds").starts_with("20 live holds of 20 units in 20 counters"));
+}
+
+#[test]
+fn the_maximum_admitted_includes_live_holds_and_the_excess_of_settlements() {
+    let server = Server::start(Flavor::Redis7);
+    let dir = super::config_dir(&format!(
+        "[store]\nurl = \"{}\"\n[defaults]\non_store_failure = \"local\"\n\
+         [[rule]]\nname = \"streams\"\nalgorithm = \"concurrency\"\namount = 8\n\
+         [[rule]]\nname = \"tokens\"\nunit = \"tokens\"\namount = 1000\nwindow = \"1h\"\nmax_excess = 40\n",
+        server.url()
+    ));
+    let diagnosis = diagnose(&server, &["--config", dir.path().join("sluicegate.toml").to_str().unwrap()]);
+    let most = |situation: &str| {
+        let rows = diagnosis.report["bound"].as_array().unwrap();
+        rows.iter().find(|row| row["situation"] == situation).unwrap()["most"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(most("rules for requests in flight"), "streams: N units in live holds at any time (N is 8)");
+    let excess = "tokens: N + 40 for each hold that is settled above its estimate";
+    assert_eq!(most("rules whose holds are settled"), excess);
+    assert_eq!(most("Redis is down"), "2 rules local: 2 N");
 }

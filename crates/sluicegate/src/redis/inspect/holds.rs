@@ -1,4 +1,4 @@
-//! The holds of counters: live ones, expired ones that are not released yet, and those that cannot be settled.
+//! The holds of counters: live ones, expired ones that are not released or settled yet, and those that cannot be settled.
 
 use redis::{FromRedisValue, Value};
 use sluicegate_core::{
@@ -59,6 +59,9 @@ pub struct CounterHolds {
     pub live: LiveHolds,
     /// Expired holds that are not released yet and therefore count as live.
     pub expired: ExpiredHolds,
+    /// Expired holds that were not settled and whose estimate stays charged. They are in the index until their records expire, a minute after
+    /// the holds.
+    pub unsettled: ExpiredHolds,
     /// Live holds whose records were lost: they cannot be settled, released or renewed, and count until they expire.
     pub without_record: u64,
     /// The time at which the last of these expires; 0 if there are none.
@@ -71,7 +74,7 @@ pub struct CounterHolds {
     pub is_concurrency: bool,
 }
 
-/// Expired holds that are not released yet.
+/// Expired holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpiredHolds {
     /// Their number.
@@ -80,6 +83,14 @@ pub struct ExpiredHolds {
     pub units: u64,
     /// The time at which the first of them expired; 0 if there are none.
     pub first_us: u64,
+}
+
+impl ExpiredHolds {
+    fn add(&mut self, hold: &IndexedHold<'_>) {
+        self.first_us = if self.count == 0 { hold.expires_us } else { self.first_us.min(hold.expires_us) };
+        self.count += 1;
+        self.units = self.units.saturating_add(hold.units);
+    }
 }
 
 impl InspectedServer {
@@ -194,10 +205,9 @@ fn summarize(
             holds.live = holds.live.and(hold.at_us, hold.units);
             live.push((&**member, hold));
         } else if hold.is_released {
-            let ExpiredHolds { count, units, first_us } = holds.expired;
-            let first_us = if count == 0 { hold.expires_us } else { first_us.min(hold.expires_us) };
-            let units = units.saturating_add(hold.units);
-            holds.expired = ExpiredHolds { count: count + 1, units, first_us };
+            holds.expired.add(&hold);
+        } else {
+            holds.unsettled.add(&hold);
         }
     }
     if is_counter && !holds.is_partial && units != total {
