@@ -56,6 +56,16 @@ fn each_alert_is_tested_as_firing_and_as_silent() {
     }
 }
 
+#[test]
+fn each_alert_has_first_steps_in_the_guide() {
+    let guide = fs::read_to_string(deploy("../docs/operating.md")).unwrap();
+    for alert in alerts() {
+        let is_in_table =
+            guide.lines().any(|line| line.starts_with("| `") && line.contains(&format!("`{alert}`")));
+        assert!(is_in_table, "{alert} is missing in \"When an alert fires\"");
+    }
+}
+
 /// The names of the alerts.
 fn alerts() -> Vec<String> {
     let text = fs::read_to_string(deploy("prometheus/alerts.yml")).unwrap();
