@@ -506,8 +506,9 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
     }
 
     fn release_expired(&mut self, tier: &Tier, location: &(usize, u64)) -> u32 {
+        // the refund must reach the counter of the holds
         let (budget, now) = (self.budget, self.now);
-        let (shard, lookup) = self.lookup(Operation::Peek, tier, location, &tier.terms.limit, Room::Shared);
+        let (shard, lookup) = self.lookup(Operation::Peek, tier, location, &tier.terms.limit, Room::Own);
         shard.release_expired(&lookup, budget, now)
     }
 

@@ -541,3 +541,22 @@ fn expired_holds_are_forgotten_when_memory_is_short() {
         assert!(store.memory_bytes() <= MIN_MAX_MEMORY);
     }
 }
+
+#[test]
+fn expired_holds_are_refunded_without_memory_for_a_changed_window() {
+    let (store, clock) = small_store();
+    let limit = |window| Limit::token_bucket(10, window).unwrap().with_on_expiry(OnExpiry::Release).unwrap();
+    let (before, after) = (limit(HOUR), limit(2 * HOUR));
+    assert_eq!(on_hold(&store, "known", &before, 9, "id", HOLD).available, 1);
+    fill(&store, &before);
+    // a separate window for each key needs a separate limit class
+    let is_denied = |own: u64| {
+        let window = HOUR + Duration::from_micros(own + 1);
+        check(&store, &format!("flood:{own}"), &Limit::token_bucket(3, window).unwrap()).charged == 0
+    };
+    assert!((0..20_000).any(is_denied));
+    clock.advance(Duration::from_secs(60));
+    let tier = Tier { key: Key::without_rule("known").unwrap(), terms: Terms::new(after, Cost::from(5)) };
+    let answer = store.decide_all(&[Check::new(Operation::Check, vec![tier]).unwrap()])[0].answers[0];
+    assert_eq!((answer.hold.released, answer.charged, answer.available), (1, 1, 5));
+}
