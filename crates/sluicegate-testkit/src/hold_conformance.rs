@@ -656,7 +656,7 @@ conformance_tests! { hold_conformance:
 
     /// With overdraft, a hold is made while a unit is free, and its estimate is charged in full.
     a_hold_with_overdraft_may_leave_a_debt(fixture) {
-        for limit in all_limits() {
+        for limit in all_limits().into_iter().filter(|limit| limit.algorithm() != Algorithm::Concurrency) {
             let overdraft = |cost| Terms { admission: Admission::Overdraft, ..terms(&limit, cost) };
             let counter = fixture.new_counter();
             counter.on_hold("first", &limit, 9, HOLD).await;
@@ -667,6 +667,22 @@ conformance_tests! { hold_conformance:
             let settled = counter.on_hold("id", &limit, 0, SETTLE).await;
             assert_eq!(settled.available, 1, "{limit:?}");
         }
+    }
+
+    /// Overdraft does not admit more live holds than the limit: the request waits for its full cost, or for ever if that exceeds the limit.
+    overdraft_does_not_exceed_a_limit_of_concurrency(fixture) {
+        let limit = concurrency(5);
+        let overdraft = |cost| Terms { admission: Admission::Overdraft, ..terms(&limit, cost) };
+        let counter = fixture.new_counter();
+        let hold = async |id: &str, cost| fixture.decide_held(&[(&*counter.key, overdraft(cost))], id, HOLD).await[0];
+        assert_eq!(hold("first", 4).await.available, 1);
+        let denied = hold("denied", 5).await;
+        assert_eq!((denied.hold.outcome, denied.passes, denied.available), (HoldOutcome::NotHeld, 0, 1));
+        assert_eq!(retry_after_of(&denied.share(&overdraft(5), 0, 0)), MINUTE);
+        assert_eq!(hold("large", 6).await.retry, Some(sluicegate::Retry::Never));
+        let peeked = fixture.decide(Operation::Peek, &[(&*counter.key, overdraft(2))], 3).await[0];
+        assert_eq!((peeked.passes, peeked.available), (0, 1));
+        assert_eq!(hold("second", 1).await.available, 0);
     }
 
     /// At any time, the units of live holds are at most the limit. The wait is the time until the first expiry, and the reset is the time
