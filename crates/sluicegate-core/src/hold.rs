@@ -598,6 +598,9 @@ pub struct LiveHolds {
     pub units: u64,
     /// When the oldest of them was made; 0 without any.
     pub oldest_us: u64,
+    /// Whether there are too many to read each of them. Then there may be more units and an older hold. The units of a concurrency limit are exact
+    /// unless many expired holds have not been released.
+    pub is_partial: bool,
 }
 
 impl LiveHolds {
@@ -605,7 +608,7 @@ impl LiveHolds {
     #[must_use]
     pub fn and(self, at_us: u64, units: u64) -> Self {
         let oldest_us = if self.count == 0 { at_us } else { self.oldest_us.min(at_us) };
-        Self { count: self.count + 1, units: self.units.saturating_add(units), oldest_us }
+        Self { count: self.count + 1, units: self.units.saturating_add(units), oldest_us, ..self }
     }
 }
 

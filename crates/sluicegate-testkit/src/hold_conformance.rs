@@ -782,7 +782,7 @@ conformance_tests! { hold_conformance:
                 fixture.clock.advance(SECOND);
             }
             let us = |seconds: u64| START.as_micros() + seconds * 1_000_000;
-            let live = |count, units, oldest| LiveHolds { count, units, oldest_us: us(oldest) };
+            let live = |count, units, oldest| LiveHolds { count, units, oldest_us: us(oldest), is_partial: false };
             let look = counter.inspect(&limit).await;
             assert_eq!((look.at, look.holds), (fixture.clock.now(), live(3, 6, 1)), "{limit:?}");
             if limit.algorithm() == Algorithm::Concurrency {
@@ -798,6 +798,52 @@ conformance_tests! { hold_conformance:
             assert_eq!(counter.inspect(&limit).await.holds, live(1, 3, 3), "{limit:?}");
             fixture.clock.advance(SECOND);
             assert_eq!(counter.inspect(&limit).await.holds, LiveHolds::default(), "{limit:?}");
+        }
+    }
+
+    /// An inspection shows the exact number of live holds, however many have expired. If there are too many to read, the sum and the oldest are
+    /// marked as partial; the sum of a concurrency limit is still exact.
+    an_inspection_of_many_holds_is_exact_or_marked_as_partial(fixture) {
+        let bucket = Limit::token_bucket(10_000, DAY).expect("a valid limit");
+        let releasing = bucket.with_on_expiry(OnExpiry::Release).expect("without a lease");
+        for limit in [concurrency(10_000), bucket, releasing] {
+            fixture.reset_clock();
+            let counter = fixture.new_counter();
+            let hold = async |name: &str, count: u32, ttl: Duration| {
+                let terms = terms(&limit, 2);
+                let checks: Vec<_> = (0..count)
+                    .map(|number| held(&[(&*counter.key, terms)], &format!("{name}-{number}"), HoldOperation::Hold { ttl }))
+                    .collect();
+                for checks in checks.chunks(100) {
+                    let made = decide(&fixture.store, checks, None).await.expect("the store answers");
+                    assert!(made.iter().all(|check| check.answers[0].hold.outcome == HoldOutcome::Held), "{limit:?}");
+                }
+            };
+            let us = |seconds: u64| START.as_micros() + seconds * 1_000_000;
+            let live = |count, oldest_us| LiveHolds { count, units: 2 * count, oldest_us, is_partial: false };
+            hold("expired", 1_200, SECOND).await;
+            fixture.clock.advance(SECOND);
+            hold("oldest", 1, 10 * MINUTE).await;
+            assert_eq!(counter.inspect(&limit).await.holds, live(1, us(1)), "{limit:?}");
+            fixture.clock.advance(2 * MINUTE);
+            // releases the expired holds
+            for _ in 0..1_200_usize.div_ceil(MAX_RELEASED) {
+                fixture.decide(Operation::Check, &[(&*counter.key, terms(&limit, 0))], 1).await;
+            }
+            hold("expired-again", 100, SECOND).await;
+            fixture.clock.advance(SECOND);
+            hold("live", 999, MINUTE).await;
+            assert_eq!(counter.inspect(&limit).await.holds, live(1_000, us(1)), "{limit:?}");
+            hold("further", 201, MINUTE).await;
+            let found = counter.inspect(&limit).await.holds;
+            if matches!(fixture.store, Store::Memory(_)) {
+                assert_eq!(found, live(1_201, us(1)), "{limit:?}");
+                continue;
+            }
+            let LiveHolds { count, units, oldest_us, is_partial } = found;
+            assert_eq!((count, oldest_us, is_partial), (1_201, us(122), true), "{limit:?}");
+            let most = if limit.algorithm() == Algorithm::Concurrency { 2_402 } else { 2_002 };
+            assert_eq!(units, most, "{limit:?}");
         }
     }
 
