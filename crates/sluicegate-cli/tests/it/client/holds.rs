@@ -124,7 +124,7 @@ fn renewing_moves_the_expiry_and_unknown_holds_are_reported() {
 
     for call in [&["settle", "--cost", "tokens=1"][..], &["release"], &["renew", "--ttl", "1m"]] {
         let unknown = server.run(&with(call, &["--id", "job-2", "tenant=acme"]));
-        let message = "UNKNOWN  there is no such hold: it ended more than a minute ago, was reset, or its id or labels differ";
+        let message = "UNKNOWN  there is no such hold: it has ended and was forgotten, was reset, or its id or labels differ";
         assert_eq!((unknown.code, unknown.lines()[0]), (Some(1), message), "{unknown:?}");
     }
     assert_eq!(server.run(&["release", "--id", "job-1", "tenant=acme"]).code, Some(0));
