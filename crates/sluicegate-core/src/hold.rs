@@ -312,6 +312,11 @@ impl Holds {
         self.record(id, now).map(|record| record.limit)
     }
 
+    /// Returns the time until which the id that is forgotten first is kept, if any id is.
+    pub fn first_kept_until(&self) -> Option<Timestamp> {
+        self.known.first().map(|(until_us, _)| Timestamp::from_micros(*until_us))
+    }
+
     /// Returns the number of live holds, the sum of their units and the time of the oldest one.
     pub fn live(&self, now: Timestamp) -> LiveHolds {
         let now = now.as_micros();
@@ -544,9 +549,33 @@ impl Holds {
             self.records.remove(&id);
             forgotten += 1;
         }
+        self.shrink();
+        forgotten
+    }
+
+    fn shrink(&mut self) {
         if self.records.capacity() > MAX_SLOTS_PER_RECORD * self.records.len().max(MIN_SLOTS) {
             self.records.shrink_to(2 * self.records.len());
         }
+    }
+
+    /// Forgets at most `most` holds that were settled or expired by `ended_by`, although their ids would be kept for longer. Those that ended first
+    /// are forgotten first. Returns their number.
+    pub fn forget_ended(&mut self, ended_by: Timestamp, most: usize) -> usize {
+        let kept_until_us = ended_by.plus(HOLD_RETENTION).as_micros();
+        let mut forgotten = 0;
+        while forgotten < most && self.known.first().is_some_and(|(until_us, _)| *until_us <= kept_until_us) {
+            let (_, id) = self.known.pop_first().expect("there is a first one");
+            self.id_bytes -= id.len();
+            // a hold that is released when it expires stays in the index until its units are refunded
+            if let Some(record) = self.records.remove(&id)
+                && !record.limit.releases_expired()
+            {
+                self.index.remove(&record, &id);
+            }
+            forgotten += 1;
+        }
+        self.shrink();
         forgotten
     }
 
@@ -569,6 +598,9 @@ pub struct LiveHolds {
     pub units: u64,
     /// When the oldest of them was made; 0 without any.
     pub oldest_us: u64,
+    /// Whether there are too many to read each of them. Then there may be more units and an older hold. The units of a concurrency limit are exact
+    /// unless many expired holds have not been released.
+    pub is_partial: bool,
 }
 
 impl LiveHolds {
@@ -576,7 +608,7 @@ impl LiveHolds {
     #[must_use]
     pub fn and(self, at_us: u64, units: u64) -> Self {
         let oldest_us = if self.count == 0 { at_us } else { self.oldest_us.min(at_us) };
-        Self { count: self.count + 1, units: self.units.saturating_add(units), oldest_us }
+        Self { count: self.count + 1, units: self.units.saturating_add(units), oldest_us, ..self }
     }
 }
 

@@ -60,7 +60,7 @@ pub enum Admission {
     /// Its full cost.
     #[default]
     InFull,
-    /// One unit. The full cost is then charged, which may leave a debt.
+    /// One unit. The full cost is then charged, which may leave a debt. Without effect on live holds, which never exceed their limit.
     Overdraft,
 }
 
@@ -184,7 +184,7 @@ impl Terms {
         if free < self.required_units() {
             return 0;
         }
-        let fit = match (self.cost.units(), self.admission) {
+        let fit = match (self.cost.units(), self.effective_admission()) {
             (0, _) => return count,
             (1, _) => free,
             (cost, Admission::InFull) => free / cost,
@@ -240,10 +240,18 @@ impl Terms {
         signed(self.limit.capacity()) - signed(used)
     }
 
+    #[inline]
+    fn effective_admission(&self) -> Admission {
+        match self.admission {
+            Admission::Overdraft if self.limit.algorithm().properties().has_window => Admission::Overdraft,
+            Admission::Overdraft | Admission::InFull => Admission::InFull,
+        }
+    }
+
     /// Returns how many units must be available for the next request to pass.
     #[inline]
-    fn required_units(&self) -> u64 {
-        match self.admission {
+    pub fn required_units(&self) -> u64 {
+        match self.effective_admission() {
             Admission::InFull => self.cost.units(),
             Admission::Overdraft => self.cost.units().min(1),
         }

@@ -656,7 +656,7 @@ conformance_tests! { hold_conformance:
 
     /// With overdraft, a hold is made while a unit is free, and its estimate is charged in full.
     a_hold_with_overdraft_may_leave_a_debt(fixture) {
-        for limit in all_limits() {
+        for limit in all_limits().into_iter().filter(|limit| limit.algorithm() != Algorithm::Concurrency) {
             let overdraft = |cost| Terms { admission: Admission::Overdraft, ..terms(&limit, cost) };
             let counter = fixture.new_counter();
             counter.on_hold("first", &limit, 9, HOLD).await;
@@ -667,6 +667,22 @@ conformance_tests! { hold_conformance:
             let settled = counter.on_hold("id", &limit, 0, SETTLE).await;
             assert_eq!(settled.available, 1, "{limit:?}");
         }
+    }
+
+    /// Overdraft does not admit more live holds than the limit: the request waits for its full cost, or for ever if that exceeds the limit.
+    overdraft_does_not_exceed_a_limit_of_concurrency(fixture) {
+        let limit = concurrency(5);
+        let overdraft = |cost| Terms { admission: Admission::Overdraft, ..terms(&limit, cost) };
+        let counter = fixture.new_counter();
+        let hold = async |id: &str, cost| fixture.decide_held(&[(&*counter.key, overdraft(cost))], id, HOLD).await[0];
+        assert_eq!(hold("first", 4).await.available, 1);
+        let denied = hold("denied", 5).await;
+        assert_eq!((denied.hold.outcome, denied.passes, denied.available), (HoldOutcome::NotHeld, 0, 1));
+        assert_eq!(retry_after_of(&denied.share(&overdraft(5), 0, 0)), MINUTE);
+        assert_eq!(hold("large", 6).await.retry, Some(sluicegate::Retry::Never));
+        let peeked = fixture.decide(Operation::Peek, &[(&*counter.key, overdraft(2))], 3).await[0];
+        assert_eq!((peeked.passes, peeked.available), (0, 1));
+        assert_eq!(hold("second", 1).await.available, 0);
     }
 
     /// At any time, the units of live holds are at most the limit. The wait is the time until the first expiry, and the reset is the time
@@ -766,7 +782,7 @@ conformance_tests! { hold_conformance:
                 fixture.clock.advance(SECOND);
             }
             let us = |seconds: u64| START.as_micros() + seconds * 1_000_000;
-            let live = |count, units, oldest| LiveHolds { count, units, oldest_us: us(oldest) };
+            let live = |count, units, oldest| LiveHolds { count, units, oldest_us: us(oldest), is_partial: false };
             let look = counter.inspect(&limit).await;
             assert_eq!((look.at, look.holds), (fixture.clock.now(), live(3, 6, 1)), "{limit:?}");
             if limit.algorithm() == Algorithm::Concurrency {
@@ -782,6 +798,52 @@ conformance_tests! { hold_conformance:
             assert_eq!(counter.inspect(&limit).await.holds, live(1, 3, 3), "{limit:?}");
             fixture.clock.advance(SECOND);
             assert_eq!(counter.inspect(&limit).await.holds, LiveHolds::default(), "{limit:?}");
+        }
+    }
+
+    /// An inspection shows the exact number of live holds, however many have expired. If there are too many to read, the sum and the oldest are
+    /// marked as partial; the sum of a concurrency limit is still exact.
+    an_inspection_of_many_holds_is_exact_or_marked_as_partial(fixture) {
+        let bucket = Limit::token_bucket(10_000, DAY).expect("a valid limit");
+        let releasing = bucket.with_on_expiry(OnExpiry::Release).expect("without a lease");
+        for limit in [concurrency(10_000), bucket, releasing] {
+            fixture.reset_clock();
+            let counter = fixture.new_counter();
+            let hold = async |name: &str, count: u32, ttl: Duration| {
+                let terms = terms(&limit, 2);
+                let checks: Vec<_> = (0..count)
+                    .map(|number| held(&[(&*counter.key, terms)], &format!("{name}-{number}"), HoldOperation::Hold { ttl }))
+                    .collect();
+                for checks in checks.chunks(100) {
+                    let made = decide(&fixture.store, checks, None).await.expect("the store answers");
+                    assert!(made.iter().all(|check| check.answers[0].hold.outcome == HoldOutcome::Held), "{limit:?}");
+                }
+            };
+            let us = |seconds: u64| START.as_micros() + seconds * 1_000_000;
+            let live = |count, oldest_us| LiveHolds { count, units: 2 * count, oldest_us, is_partial: false };
+            hold("expired", 1_200, SECOND).await;
+            fixture.clock.advance(SECOND);
+            hold("oldest", 1, 10 * MINUTE).await;
+            assert_eq!(counter.inspect(&limit).await.holds, live(1, us(1)), "{limit:?}");
+            fixture.clock.advance(2 * MINUTE);
+            // releases the expired holds
+            for _ in 0..1_200_usize.div_ceil(MAX_RELEASED) {
+                fixture.decide(Operation::Check, &[(&*counter.key, terms(&limit, 0))], 1).await;
+            }
+            hold("expired-again", 100, SECOND).await;
+            fixture.clock.advance(SECOND);
+            hold("live", 999, MINUTE).await;
+            assert_eq!(counter.inspect(&limit).await.holds, live(1_000, us(1)), "{limit:?}");
+            hold("further", 201, MINUTE).await;
+            let found = counter.inspect(&limit).await.holds;
+            if matches!(fixture.store, Store::Memory(_)) {
+                assert_eq!(found, live(1_201, us(1)), "{limit:?}");
+                continue;
+            }
+            let LiveHolds { count, units, oldest_us, is_partial } = found;
+            assert_eq!((count, oldest_us, is_partial), (1_201, us(122), true), "{limit:?}");
+            let most = if limit.algorithm() == Algorithm::Concurrency { 2_402 } else { 2_002 };
+            assert_eq!(units, most, "{limit:?}");
         }
     }
 

@@ -470,10 +470,13 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).expect("at most a day")
 }
 
+/// Returns the units that must be free. Overdraft has no effect on live holds.
 fn must_be_free(terms: &Terms) -> u64 {
     match terms.admission {
-        Admission::InFull => terms.cost.units(),
-        Admission::Overdraft => terms.cost.units().min(1),
+        Admission::Overdraft if terms.limit.algorithm() != Algorithm::Concurrency => {
+            terms.cost.units().min(1)
+        }
+        Admission::Overdraft | Admission::InFull => terms.cost.units(),
     }
 }
 

@@ -37,7 +37,7 @@ const NO_RULE: &str = "!key";
 static LABELS: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("!labels"));
 
 /// The key of one counter.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     /// Absent for [`NO_RULE`], whose reference count would be shared by all threads.
     rule: Option<Arc<str>>,
@@ -47,7 +47,7 @@ pub struct Key {
 }
 
 /// An identity; a short one is stored inline.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum IdentityText {
     /// At most [`MAX_SHORT`] bytes; those beyond `len` are zero.
     Short { len: u8, bytes: [u8; MAX_SHORT] },

@@ -174,11 +174,12 @@ pub(super) fn explanation(response: &Response<'_>, explained: &Explanation) {
 }
 
 /// Describes the live holds of a counter: `2 live holds of 700 units, the oldest made 3m ago`.
-fn live_holds(LiveHoldsView { count, units, oldest_us }: &LiveHoldsView, now_us: u64) -> String {
+fn live_holds(LiveHoldsView { count, units, oldest_us, partial }: &LiveHoldsView, now_us: u64) -> String {
     let holds = format::plural(*count, "live hold", "live holds");
     let units = format::plural(*units, "unit", "units");
     let age = format::short_wait(now_us.saturating_sub(*oldest_us) / 1_000);
-    format!("{holds} of {units}, the oldest made {age} ago")
+    let bound = if *partial { "at least " } else { "" };
+    format!("{holds} of {bound}{units}, the oldest made {bound}{age} ago")
 }
 
 /// Prints the rules that do not apply, with the reasons.

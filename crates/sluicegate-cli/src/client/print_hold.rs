@@ -40,7 +40,7 @@ pub(super) fn settlement(body: &RequestBody<'_>, SettlementBody { outcome, tiers
         "late" => "the hold had expired",
         "queued" => "the store did not answer: the server repeats the call",
         "unknown" => {
-            "there is no such hold: it ended more than a minute ago, was reset, or its id or labels differ"
+            "there is no such hold: it has ended and was forgotten, was reset, or its id or labels differ"
         }
         _ if tiers.is_empty() => "no rule applies to the hold",
         _ => "",

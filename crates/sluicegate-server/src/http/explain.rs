@@ -101,11 +101,14 @@ pub struct LiveHoldsView {
     pub units: u64,
     /// When the oldest of them was made, on the store's clock.
     pub oldest_us: u64,
+    /// Whether there are too many to read each of them: there may be more units and an older hold.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
 }
 
 impl LiveHoldsView {
-    fn new(LiveHolds { count, units, oldest_us }: LiveHolds) -> Option<Self> {
-        (count > 0).then_some(Self { count, units, oldest_us })
+    fn new(LiveHolds { count, units, oldest_us, is_partial: partial }: LiveHolds) -> Option<Self> {
+        (count > 0).then_some(Self { count, units, oldest_us, partial })
     }
 }
 

@@ -969,7 +969,7 @@ fn concurrency_rule(fields: &str) -> String {
 fn a_concurrency_rule_has_no_window_and_releases_expired_holds() {
     let config = load(
         "[defaults]\nwindow = \"1 month\"\nzone = \"Asia/Tokyo\"\nanchor = 3\nburst = 3\nstagger = true\nlease = 1\n\
-         lease_for = \"1s\"\non_expiry = \"charge\"\nmax_excess = 7\nttl = \"5m\"\nhold = \"request_id\"\nper = [\"tenant\"]\n\
+         lease_for = \"1s\"\non_expiry = \"charge\"\nmax_excess = 7\nttl = \"5m\"\nhold = \"request_id\"\nper = [\"tenant\"]\noverdraft = true\n\
          [[rule]]\nname = \"in-flight\"\nalgorithm = \"concurrency\"\namount = 10\nttl = \"30s\"\n\
          [[rule.override]]\nwhen = { tenant = \"acme\" }\namount = 100\ncost = 2\n\
          [[rule]]\nname = \"tokens\"\nalgorithm = \"fixed-window\"\namount = 1000\nunit = \"tokens\"\non_expiry = \"release\"\n",
@@ -978,6 +978,7 @@ fn a_concurrency_rule_has_no_window_and_releases_expired_holds() {
     assert_eq!(rule.limit, sluicegate::Limit::concurrency(10).unwrap());
     assert_eq!((rule.ttl, rule.hold.as_deref()), (Some(Duration::from_secs(30)), Some("request_id")));
     assert_eq!((rule.lease, rule.lease_for, rule.stagger, rule.burst), (None, None, false, None));
+    assert_eq!((rule.overdraft, config.rules[1].overdraft), (false, true));
     let view = serde_json::to_value(RuleView::from(rule)).unwrap();
     assert_eq!((&view["algorithm"], &view["ttl"]), (&"concurrency".into(), &"30s".into()));
     for absent in ["window", "zone", "anchor", "lease", "on_expiry", "max_excess"] {
@@ -1008,6 +1009,7 @@ fn fields_that_a_concurrency_rule_does_not_have_are_rejected() {
         ("anchor = 1".to_owned(), (5, 10), "concurrency has no anchor: remove it"),
         ("burst = 1".to_owned(), (5, 9), "concurrency has no burst: remove it"),
         ("stagger = true".to_owned(), (5, 11), "concurrency has no stagger: remove it"),
+        ("overdraft = true".to_owned(), (5, 13), "concurrency has no overdraft: remove it"),
         ("lease = 1".to_owned(), (5, 9), "concurrency has no lease: remove it"),
         ("lease_for = \"1s\"".to_owned(), (5, 13), "concurrency has no lease: remove it"),
         ("max_excess = 1".to_owned(), (5, 14), "concurrency has no max_excess: remove it"),
@@ -1029,7 +1031,7 @@ fn fields_that_a_concurrency_rule_does_not_have_are_rejected() {
         assert_eq!(problem.line_and_column(), Some(at), "{fields}: {error}");
         assert!(problem.message().contains(part), "{fields}: {error}");
     }
-    load(&concurrency_rule("on_expiry = \"release\"\nlease = 0"));
+    load(&concurrency_rule("on_expiry = \"release\"\nlease = 0\noverdraft = false"));
     let amount = rejected(&concurrency_rule("").replace("10", "0"));
     assert!(amount.to_string().contains(":4:10: rule \"r\": amount 0 is out of range"), "{amount}");
 }

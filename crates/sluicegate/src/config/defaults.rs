@@ -32,7 +32,7 @@ pub(super) fn with_defaults(own: &Rule, defaults: &Rule) -> Rule {
         ttl: own.ttl.or(&defaults.ttl),
         hold: own.hold.or(&defaults.hold),
         shadow: own.shadow.or(&defaults.shadow),
-        overdraft: own.overdraft.or(&defaults.overdraft),
+        overdraft: own.overdraft.clone(),
         tag: own.tag.or(&defaults.tag),
         absent: own.absent.or(&defaults.absent),
         exact: own.exact.or(&defaults.exact),
@@ -78,6 +78,7 @@ fn add_window_defaults(rule: &mut Rule, algorithm: Algorithm, defaults: &Rule) {
         rule.lease = rule.lease.or(&defaults.lease);
         rule.lease_for = rule.lease_for.or(&defaults.lease_for);
     }
+    rule.overdraft = rule.overdraft.or(&defaults.overdraft);
     rule.on_expiry = rule.on_expiry.or(&defaults.on_expiry);
     rule.max_excess = rule.max_excess.or(&defaults.max_excess);
 }

@@ -208,6 +208,7 @@ impl Builder<'_> {
                 RuleError::Tag(_) | RuleError::TagNotInPer(_) => read.tag.location(),
                 RuleError::Limit(_) => read.burst.location(),
                 RuleError::Unit(_) => read.unit.location(),
+                RuleError::Overdraft(_) => read.overdraft.location(),
                 RuleError::Stagger(_) | RuleError::StaggeredCalendar => read.stagger.location(),
                 RuleError::LeaseTooSmall { .. } | RuleError::Lease(LimitError::Lease { .. }) => {
                     read.lease.location()

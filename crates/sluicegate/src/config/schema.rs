@@ -99,7 +99,7 @@ tables! {
         /// Evaluate the rule without ever denying
         #[schemars(extend("default" = false))]
         shadow: bool,
-        /// Allow a request while any quota remains and charge its full cost, which may leave a debt
+        /// Allow a request while any quota remains and charge its full cost, which may leave a debt. Not for `concurrency`
         #[schemars(extend("default" = false))]
         overdraft: bool,
         /// Labels of `per` that select the node in a Redis Cluster: rules with equal tag values are checked in one call. All labels of

@@ -7,6 +7,7 @@
 mod budget;
 mod entry;
 mod hashing;
+mod held_counters;
 mod index;
 mod limit_class;
 mod overflow;

@@ -3,8 +3,6 @@
 //! The counters are in a slab. An index with four bytes per counter finds them by hash. A decision touches few cache lines, and
 //! growing moves only the index.
 
-use std::collections::HashMap;
-
 use sluicegate_core::{
     Algorithm, Answer, Limit, Operation, Scale, Snapshot, State, Terms, Timestamp,
     hold::{Holds, LiveHolds},
@@ -12,15 +10,16 @@ use sluicegate_core::{
 };
 
 use super::{
-    budget::{Budget, allocated},
+    budget::Budget,
     entry::{Entry, Log},
     hashing::Hashing,
+    held_counters::HeldCounters,
     index::{Index, MAX_IDS},
     limit_class::{LimitClasses, is_same_rule},
     overflow::{OverflowCounters, with_exhausted_state},
     slab::Slab,
 };
-use crate::{hashing::RandomKeyedHash, key::Key};
+use crate::key::Key;
 
 /// How long a counter is kept after it equals a fresh one, if memory allows, so that it still exists if the clock is set
 /// back.
@@ -39,7 +38,7 @@ pub(super) struct Shard {
     hashing: Hashing,
     overflow: OverflowCounters,
     /// The holds of counters that have any.
-    holds: HashMap<(Key, Algorithm), Holds, RandomKeyedHash>,
+    holds: HeldCounters,
     /// Bytes of index, entries and classes that the budget includes.
     accounted_bytes: usize,
     /// Earliest time of the next sweep.
@@ -74,7 +73,7 @@ impl Shard {
             classes: LimitClasses::default(),
             hashing,
             overflow: OverflowCounters::new(max_overflow),
-            holds: HashMap::default(),
+            holds: HeldCounters::default(),
             accounted_bytes: 0,
             next_sweep_us: 0,
         }
@@ -151,14 +150,27 @@ impl Shard {
 
     /// Returns the holds of a counter, if it has any.
     pub(super) fn holds(&self, key: &Key, algorithm: Algorithm) -> Option<&Holds> {
-        if self.holds.is_empty() { None } else { self.holds.get(&(key.clone(), algorithm)) }
+        self.holds.get(key, algorithm)
     }
 
     /// Records that a hold was repeated.
     pub(super) fn record_repetition(&mut self, lookup: &Lookup<'_>, id: &[u8], now: Timestamp) {
-        if let Some(holds) = self.holds.get_mut(&(lookup.key.clone(), lookup.limit.algorithm())) {
-            holds.record_repetition(id, now);
-        }
+        self.holds.record_repetition(lookup.key, lookup.limit.algorithm(), id, now);
+    }
+
+    /// Whether the id of any hold is kept.
+    pub(super) fn keeps_hold_ids(&self) -> bool {
+        self.holds.keeps_ids()
+    }
+
+    /// Returns when the first of the holds that have ended was settled or expired.
+    pub(super) fn first_ended_hold(&self, now: Timestamp) -> Option<Timestamp> {
+        self.holds.first_end(now)
+    }
+
+    /// Forgets a bounded number of holds that have ended, the oldest first, and returns whether there were any.
+    pub(super) fn forget_ended_holds(&mut self, budget: &Budget, now: Timestamp) -> bool {
+        self.holds.forget_ended(budget, now)
     }
 
     /// Returns the additional bytes for a counter: none if it exists. `None` if the shard has the maximum number of counters.
@@ -188,14 +200,9 @@ impl Shard {
             });
         }
         // the counter does not exist, so there is nothing to refund
-        let key = (lookup.key.clone(), algorithm);
-        let holds = self.holds.get_mut(&key).expect("it has holds");
-        let before = holds_bytes(&key.0, holds);
-        let released = holds.release_expired(&mut State::fresh(algorithm), lookup.limit, now);
-        budget.replace(before, holds_bytes(&key.0, holds));
-        if holds.is_empty() {
-            self.holds.remove(&key);
-        }
+        let mut taken = self.holds.take_or_new(lookup.key, algorithm);
+        let released = taken.holds.release_expired(&mut State::fresh(algorithm), lookup.limit, now);
+        self.holds.put_back(taken, budget);
         released
     }
 
@@ -212,20 +219,16 @@ impl Shard {
         now: Timestamp,
         mut act: impl FnMut(&mut State, &mut Holds) -> R,
     ) -> R {
-        let key = (lookup.key.clone(), lookup.limit.algorithm());
-        let mut holds = self.holds.remove(&key).unwrap_or_default();
-        let before = holds_bytes(lookup.key, &holds);
-        let result = self.with(lookup, budget, now, &mut |state| act(state, &mut holds));
-        budget.replace(before, holds_bytes(lookup.key, &holds));
-        if !key.1.properties().has_window
-            && !holds.has_indexed()
-            && let Some(id) = self.find(lookup.key, lookup.hash, key.1)
+        let algorithm = lookup.limit.algorithm();
+        let mut taken = self.holds.take_or_new(lookup.key, algorithm);
+        let result = self.with(lookup, budget, now, &mut |state| act(state, &mut taken.holds));
+        if !algorithm.properties().has_window
+            && !taken.holds.has_indexed()
+            && let Some(id) = self.find(lookup.key, lookup.hash, algorithm)
         {
             self.remove(id, budget);
         }
-        if !holds.is_empty() {
-            self.holds.insert(key, holds);
-        }
+        self.holds.put_back(taken, budget);
         result
     }
 
@@ -249,14 +252,9 @@ impl Shard {
         algorithm: Algorithm,
         budget: &Budget,
     ) -> bool {
-        let counter = (key.clone(), algorithm);
-        if let Some(holds) = self.holds.get_mut(&counter) {
-            let before = holds_bytes(key, holds);
-            holds.reset();
-            budget.replace(before, holds_bytes(key, holds));
-            if holds.is_empty() {
-                self.holds.remove(&counter);
-            }
+        if let Some(mut taken) = self.holds.take(key, algorithm) {
+            taken.holds.reset();
+            self.holds.put_back(taken, budget);
         }
         let found = self.find(key, hash, algorithm);
         if let Some(id) = found {
@@ -395,16 +393,10 @@ impl Shard {
             self.remove(id, budget);
         }
         let mut all_holds = std::mem::take(&mut self.holds);
-        all_holds.retain(|(key, algorithm), holds| {
-            let before = holds_bytes(key, holds);
-            let has_counter = self.find(key, self.hashing.of_key(key, *algorithm), *algorithm).is_some();
+        all_holds.update_all(budget, |key, algorithm, holds| {
+            let has_counter = self.find(key, self.hashing.of_key(key, algorithm), algorithm).is_some();
             holds.remove_expired(has_counter, Timestamp::from_micros(since_us));
-            budget.replace(before, holds_bytes(key, holds));
-            !holds.is_empty()
         });
-        if all_holds.capacity() > 2 * all_holds.len().max(CHUNK) {
-            all_holds.shrink_to_fit();
-        }
         self.holds = all_holds;
         if self.entries.slots() > (2 * self.entries.len()).next_multiple_of(CHUNK) {
             self.compact();
@@ -428,17 +420,6 @@ impl Shard {
         budget.replace(self.accounted_bytes, bytes);
         self.accounted_bytes = bytes;
     }
-}
-
-/// Returns the memory of a counter's holds.
-fn holds_bytes(key: &Key, holds: &Holds) -> usize {
-    if holds.is_empty() { 0 } else { holds.bytes() + held_counter_bytes(key) }
-}
-
-/// Returns the memory of a counter that has holds, besides the counter and its holds: its key and its place in the table, up to half of which
-/// is free.
-pub(super) fn held_counter_bytes(key: &Key) -> usize {
-    2 * size_of::<((Key, Algorithm), Holds)>() + key.heap_bytes().map_or(0, allocated)
 }
 
 fn hash_of(entry: &Entry, classes: &LimitClasses, hashing: &Hashing) -> u64 {

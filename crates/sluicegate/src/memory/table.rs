@@ -5,7 +5,7 @@
 
 use std::{
     ops::DerefMut,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -19,8 +19,9 @@ use super::{
     MemoryUsage,
     budget::Budget,
     hashing::Hashing,
+    held_counters::held_counter_bytes,
     overflow::{MIN_OVERFLOW, OVERFLOW_BYTES},
-    shard::{Lookup, Room, Shard, held_counter_bytes},
+    shard::{Lookup, Room, Shard},
 };
 use crate::{
     check::{Check, HoldCall, HoldOperation, Tier},
@@ -28,8 +29,10 @@ use crate::{
     store::CounterSnapshot,
 };
 
-/// Number of shards, and therefore of concurrent decisions. A power of two.
-const SHARDS: usize = 64;
+/// Number of shards, and therefore of concurrent decisions. A power of two, and the number of bits of [`Table::with_hold_ids`].
+const SHARDS: usize = u64::BITS as usize;
+/// How often a hold without memory forgets ended holds before it fails.
+const MAX_ATTEMPTS: usize = 4;
 /// The memory divided by this is reserved for overflow counters.
 const OVERFLOW_SHARE: usize = 16;
 
@@ -75,6 +78,8 @@ pub(super) struct Table<L> {
     next_to_sweep: AtomicUsize,
     /// Number of shards that remain to be swept.
     left_to_sweep: AtomicUsize,
+    /// One bit for each shard that keeps ids of holds.
+    with_hold_ids: AtomicU64,
 }
 
 /// A value on its own pair of cache lines, which processors fetch together, so that threads in different shards do not share
@@ -96,6 +101,7 @@ impl<L: Lock<Shard>> Table<L> {
             budget,
             next_to_sweep: AtomicUsize::new(0),
             left_to_sweep: AtomicUsize::new(0),
+            with_hold_ids: AtomicU64::new(0),
         }
     }
 
@@ -148,7 +154,18 @@ impl<L: Lock<Shard>> Table<L> {
         if self.budget.is_nearly_full() {
             guards.iter_mut().for_each(|shard| shard.sweep(&self.budget, now));
         }
-        let mut locked = Locked { order: &order, guards: &mut guards, budget: &self.budget, now };
+        let with_other_shard = |index: usize, act: &mut dyn FnMut(&mut Shard)| {
+            if let Some(mut shard) = self.shards[index].0.try_lock() {
+                act(&mut shard);
+            }
+        };
+        let mut locked = Locked {
+            order: &order,
+            guards: &mut guards,
+            budget: &self.budget,
+            now,
+            with_other_shard: &with_other_shard,
+        };
         let mut locations = &*locations;
         let answers = checks.iter().map(|check| {
             let (own, rest) = locations.split_at(check.tiers().len());
@@ -156,6 +173,9 @@ impl<L: Lock<Shard>> Table<L> {
             locked.decide(check, own)
         });
         let answers = answers.collect();
+        if checks.iter().any(|check| check.hold().is_some()) {
+            order.iter().zip(&guards).for_each(|(index, shard)| self.note_hold_ids(*index, shard));
+        }
         drop(guards);
         self.sweep_next_shard(now);
         (answers, now)
@@ -167,9 +187,40 @@ impl<L: Lock<Shard>> Table<L> {
     fn sweep_next_shard(&self, now: Timestamp) {
         if self.budget.is_nearly_full() {
             self.left_to_sweep.store(SHARDS, Ordering::Relaxed);
+            self.forget_ended_holds(now);
         }
         if self.left_to_sweep.load(Ordering::Relaxed) > 0 {
             self.sweep_one(now);
+        }
+    }
+
+    /// Forgets ended holds of the next shard that may have any.
+    #[cold]
+    fn forget_ended_holds(&self, now: Timestamp) {
+        let shards = self.with_hold_ids.load(Ordering::Relaxed);
+        if shards == 0 {
+            return;
+        }
+        let start = self.next_to_sweep.load(Ordering::Relaxed) % SHARDS;
+        let rotation = u32::try_from(start).expect("less than 64");
+        let index = (start + shards.rotate_right(rotation).trailing_zeros() as usize) % SHARDS;
+        if let Some(mut shard) = self.shards[index].0.try_lock() {
+            shard.forget_ended_holds(&self.budget, now);
+            self.note_hold_ids(index, &shard);
+        }
+    }
+
+    /// Records whether a locked shard keeps ids of holds.
+    fn note_hold_ids(&self, index: usize, shard: &Shard) {
+        let bit = 1 << index;
+        let is_noted = self.with_hold_ids.load(Ordering::Relaxed) & bit != 0;
+        if shard.keeps_hold_ids() == is_noted {
+            return;
+        }
+        if is_noted {
+            self.with_hold_ids.fetch_and(!bit, Ordering::Relaxed);
+        } else {
+            self.with_hold_ids.fetch_or(bit, Ordering::Relaxed);
         }
     }
 
@@ -225,12 +276,16 @@ impl<L: Lock<Shard>> Table<L> {
     }
 }
 
+/// Runs a function on the shard with an index, unless that is locked.
+type WithShard<'a> = dyn Fn(usize, &mut dyn FnMut(&mut Shard)) + 'a;
+
 /// All locked shards of a batch.
 struct Locked<'a, G> {
     order: &'a [usize],
     guards: &'a mut [G],
     budget: &'a Budget,
     now: Timestamp,
+    with_other_shard: &'a WithShard<'a>,
 }
 
 impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
@@ -400,23 +455,60 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         id: &[u8],
         reserved: &mut usize,
     ) -> bool {
-        let holds = self.holds_of(tier, location);
-        if holds.is_some_and(Holds::is_full) {
+        if self.holds_of(tier, location).is_some_and(Holds::is_full) {
             return false;
         }
+        for _ in 0..=MAX_ATTEMPTS {
+            let Some(bytes) = self.hold_bytes(tier, location, id) else { return false };
+            if self.budget.reserve(bytes) {
+                *reserved += bytes;
+                return true;
+            }
+            if !self.forget_ended_holds() {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Returns how many bytes a hold and its counter may add. `None` if the shard has the maximum number of counters.
+    fn hold_bytes(&mut self, tier: &Tier, location: &(usize, u64), id: &[u8]) -> Option<usize> {
+        let holds = self.holds_of(tier, location);
         let hold =
             Holds::growth_bytes(holds, id) + if holds.is_none() { held_counter_bytes(&tier.key) } else { 0 };
         let (shard, lookup) = self.lookup(Operation::Peek, tier, location, &tier.terms.limit, Room::Own);
-        let Some(counter) = shard.growth_bytes(&lookup) else { return false };
-        let bytes = counter + hold;
-        let has_room = self.budget.reserve(bytes);
-        *reserved += if has_room { bytes } else { 0 };
-        has_room
+        Some(shard.growth_bytes(&lookup)? + hold)
+    }
+
+    /// Forgets ended holds of the shard with the oldest one, and returns whether there were any. Skips shards that other threads have locked.
+    fn forget_ended_holds(&mut self) -> bool {
+        let (budget, now) = (self.budget, self.now);
+        let mut oldest: Option<(Timestamp, usize)> = None;
+        for index in 0..SHARDS {
+            self.with_shard(index, &mut |shard| {
+                if let Some(end) = shard.first_ended_hold(now) {
+                    oldest = Some(oldest.map_or((end, index), |oldest| oldest.min((end, index))));
+                }
+            });
+        }
+        let Some((_, index)) = oldest else { return false };
+        self.with_shard(index, &mut |shard| {
+            shard.forget_ended_holds(budget, now);
+        });
+        true
+    }
+
+    fn with_shard(&mut self, index: usize, act: &mut dyn FnMut(&mut Shard)) {
+        match self.order.binary_search(&index) {
+            Ok(own) => act(&mut self.guards[own]),
+            Err(_) => (self.with_other_shard)(index, act),
+        }
     }
 
     fn release_expired(&mut self, tier: &Tier, location: &(usize, u64)) -> u32 {
+        // the refund must reach the counter of the holds
         let (budget, now) = (self.budget, self.now);
-        let (shard, lookup) = self.lookup(Operation::Peek, tier, location, &tier.terms.limit, Room::Shared);
+        let (shard, lookup) = self.lookup(Operation::Peek, tier, location, &tier.terms.limit, Room::Own);
         shard.release_expired(&lookup, budget, now)
     }
 

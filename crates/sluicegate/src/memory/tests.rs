@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sluicegate_core::{Algorithm, Answer, Cost, Limit, Operation, Terms, Timestamp};
+use sluicegate_core::{Algorithm, Answer, Cost, HoldOutcome, Limit, OnExpiry, Operation, Terms, Timestamp};
 
 use super::{
     MIN_MAX_MEMORY, MemoryBoundError, MemoryStore,
@@ -10,9 +10,9 @@ use super::{
     table::{Lock, Table},
 };
 use crate::{
-    check::{Check, Tier},
+    check::{Check, HoldOperation, Tier},
     clock::ManualClock,
-    key::{Key, encoded_rule},
+    key::{HoldId, Key, encoded_rule},
 };
 
 pub(super) const HOUR: Duration = Duration::from_secs(3600);
@@ -31,6 +31,23 @@ pub(super) fn check(store: &MemoryStore, key: &str, limit: &Limit) -> Answer {
 
 pub(super) fn limits(amount: u64, window: Duration) -> [Limit; 4] {
     Algorithm::WINDOWED.map(|algorithm| Limit::new(algorithm, amount, window).unwrap())
+}
+
+const HOLD: HoldOperation = HoldOperation::Hold { ttl: Duration::from_secs(60) };
+const SETTLE: HoldOperation = HoldOperation::Settle { kept: 0, max_excess: None };
+
+/// Applies a hold operation to a counter.
+fn on_hold(
+    store: &MemoryStore,
+    key: &str,
+    limit: &Limit,
+    cost: u32,
+    id: &str,
+    operation: HoldOperation,
+) -> Answer {
+    let tier = Tier { key: Key::without_rule(key).unwrap(), terms: Terms::new(*limit, Cost::from(cost)) };
+    let check = Check::new(Operation::Check, vec![tier]).unwrap();
+    store.decide_all(&[check.with_hold(HoldId::new(id).unwrap(), operation)])[0].answers[0]
 }
 
 #[test]
@@ -435,4 +452,111 @@ fn no_thread_schedule_deadlocks_or_splits_a_check() {
     };
     shuttle::check_random(scenario, 2_000);
     shuttle::check_pct(scenario, 1_000, 3);
+}
+
+#[test]
+fn ended_holds_are_forgotten_oldest_first_before_another_request_lacks_memory() {
+    let (store, clock) = small_store();
+    let limit = Limit::concurrency(5).unwrap();
+    let tokens = Limit::token_bucket(100, HOUR).unwrap();
+    let outcome = |key: &str, limit: &Limit, id: &str, operation| {
+        on_hold(&store, key, limit, 1, id, operation).hold.outcome
+    };
+    assert_eq!(outcome("other", &tokens, "live", HOLD), HoldOutcome::Held);
+    assert_eq!(outcome("other", &tokens, "settled", HOLD), HoldOutcome::Held);
+    assert_eq!(outcome("other", &tokens, "settled", SETTLE), HoldOutcome::Settled);
+    for request in 0..5_000 {
+        clock.advance(Duration::from_micros(200));
+        let id = format!("request-{request}");
+        assert_eq!(outcome("busy", &limit, &id, HOLD), HoldOutcome::Held, "{id}");
+        assert_eq!(outcome("busy", &limit, &id, SETTLE), HoldOutcome::Settled, "{id}");
+        assert!(store.memory_bytes() <= MIN_MAX_MEMORY);
+    }
+    assert_eq!(outcome("busy", &limit, "request-4999", SETTLE), HoldOutcome::Already);
+    assert_eq!(outcome("busy", &limit, "request-0", SETTLE), HoldOutcome::Unknown);
+    assert_eq!(outcome("other", &tokens, "settled", SETTLE), HoldOutcome::Unknown, "it ended first");
+    for key in 0..1_000 {
+        assert_eq!(check(&store, &format!("plain-{key}"), &tokens).available, 99);
+    }
+    assert_eq!(store.usage().overflow_decisions, 0);
+    for tenant in 0..200 {
+        assert_eq!(outcome(&format!("tenant-{tenant}"), &limit, "id", HOLD), HoldOutcome::Held, "{tenant}");
+    }
+    assert_eq!(
+        outcome("other", &tokens, "live", SETTLE),
+        HoldOutcome::Settled,
+        "a live hold is not forgotten"
+    );
+}
+
+#[test]
+fn only_live_holds_and_counters_fill_the_memory() {
+    let limit = Limit::concurrency(100_000).unwrap();
+    for counters in [1, 50, 1_000_000] {
+        let (store, clock) = small_store();
+        let made = |round: &str| {
+            let counter = |request: usize| format!("counter-{}", request % counters);
+            let made = (0..)
+                .take_while(|request| {
+                    let id = format!("{round}-{request}");
+                    on_hold(&store, &counter(*request), &limit, 1, &id, HOLD).hold.outcome
+                        == HoldOutcome::Held
+                })
+                .count();
+            (0..made).for_each(|request| {
+                let id = format!("{round}-{request}");
+                let settled = on_hold(&store, &counter(request), &limit, 0, &id, SETTLE);
+                assert_eq!(
+                    settled.hold.outcome,
+                    HoldOutcome::Settled,
+                    "{counters}: live holds are not forgotten"
+                );
+            });
+            assert!(store.memory_bytes() <= MIN_MAX_MEMORY);
+            made
+        };
+        let first = made("first");
+        for round in ["second", "third"] {
+            clock.advance(Duration::from_millis(1));
+            let again = made(round);
+            assert!(again >= first / 10 * 9, "{counters} counters: {first} holds, then {again}");
+        }
+    }
+}
+
+#[test]
+fn expired_holds_are_forgotten_when_memory_is_short() {
+    for on_expiry in [OnExpiry::Charge, OnExpiry::Release] {
+        let (store, clock) = small_store();
+        let limit = Limit::token_bucket(100_000, HOUR).unwrap().with_on_expiry(on_expiry).unwrap();
+        let ttl = Duration::from_millis(1);
+        for request in 0..5_000 {
+            clock.advance(ttl);
+            let id = format!("request-{request}");
+            let made = on_hold(&store, "abandoned", &limit, 1, &id, HoldOperation::Hold { ttl });
+            assert_eq!(made.hold.outcome, HoldOutcome::Held, "{id}");
+        }
+        let late = on_hold(&store, "abandoned", &limit, 3, "request-0", SETTLE);
+        assert_eq!(late.hold.outcome, HoldOutcome::Unknown, "{on_expiry:?}");
+        assert!(store.memory_bytes() <= MIN_MAX_MEMORY);
+    }
+}
+
+#[test]
+fn expired_holds_are_refunded_without_memory_for_a_changed_window() {
+    let (store, clock) = small_store();
+    let limit = |window| Limit::token_bucket(10, window).unwrap().with_on_expiry(OnExpiry::Release).unwrap();
+    let (before, after) = (limit(HOUR), limit(2 * HOUR));
+    assert_eq!(on_hold(&store, "known", &before, 9, "id", HOLD).available, 1);
+    fill(&store, &before);
+    // a separate window for each key needs a separate limit class
+    let is_denied = |own: u64| {
+        let window = HOUR + Duration::from_micros(own + 1);
+        check(&store, &format!("flood:{own}"), &Limit::token_bucket(3, window).unwrap()).charged == 0
+    };
+    assert!((0..20_000).any(is_denied));
+    clock.advance(Duration::from_secs(60));
+    let tier = Tier { key: Key::without_rule("known").unwrap(), terms: Terms::new(after, Cost::from(5)) };
+    let answer = store.decide_all(&[Check::new(Operation::Check, vec![tier]).unwrap()])[0].answers[0];
+    assert_eq!((answer.hold.released, answer.charged, answer.available), (1, 1, 5));
 }

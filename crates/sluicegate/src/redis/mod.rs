@@ -408,7 +408,7 @@ impl RedisStore {
         now: Option<Timestamp>,
     ) -> Result<Option<CounterSnapshot>, StoreError> {
         let algorithm = limit.algorithm();
-        let request = snapshot::holds_request(&holds_key(&self.prefix, key, algorithm));
+        let request = snapshot::holds_request(&holds_key(&self.prefix, key, algorithm), limit, now);
         let (at, holds) = snapshot::read_holds(self.send_for(key, &request).await?, now)?;
         if !algorithm.properties().has_window {
             return Ok(holds.map(|holds| holds.snapshot(at)));

@@ -13,8 +13,8 @@ use crate::store::CounterSnapshot;
 
 const SNAPSHOT: &str = include_str!("lua/snapshot.lua");
 const HOLDS_SNAPSHOT: &str = include_str!("lua/holds_snapshot.lua");
-/// The most holds of a counter that are read for display. They are those that expire first.
-const MAX_SHOWN_HOLDS: u64 = 1_000;
+/// The most live holds of a counter that are read for display. They are those that expire first.
+pub(super) const MAX_SHOWN_HOLDS: usize = 1_000;
 /// Bytes of a member of the index before the id.
 const MEMBER_BYTES: usize = 17;
 
@@ -46,16 +46,18 @@ pub(super) fn read(
     Ok(state.map(|state| CounterSnapshot { at, snapshot: snapshot(state), leased: 0, holds }))
 }
 
-/// Returns the command that reads the index of a counter's holds.
-pub(super) fn holds_request(key: &[u8]) -> Cmd {
+/// Returns the command that reads the index of a counter's holds, at the server's time unless another is given.
+pub(super) fn holds_request(key: &[u8], limit: &Limit, now: Option<Timestamp>) -> Cmd {
+    let now = now.map_or_else(String::new, |now| now.as_micros().to_string());
+    let retention = if limit.releases_expired() { 0 } else { HOLD_RETENTION.as_micros() as u64 };
     let mut request = redis::cmd("EVAL");
-    request.arg(HOLDS_SNAPSHOT).arg(1).arg(key).arg(MAX_SHOWN_HOLDS);
+    request.arg(HOLDS_SNAPSHOT).arg(1).arg(key).arg(MAX_SHOWN_HOLDS).arg(now).arg(retention);
     request
 }
 
 /// The index of a counter's holds.
 pub(super) struct HoldIndex {
-    /// The live holds. Above [`MAX_SHOWN_HOLDS`], the sum and the oldest are those of the holds that expire first.
+    /// The live holds. Above [`MAX_SHOWN_HOLDS`], they are partial, except the sum of a concurrency counter.
     pub(super) live: LiveHolds,
     /// The units of a concurrency counter.
     units: u64,
@@ -109,27 +111,32 @@ pub(super) fn read_holds(
     reply: Value,
     now: Option<Timestamp>,
 ) -> Result<(Timestamp, Option<HoldIndex>), CallFailure> {
-    type Reply = (u64, u64, String, Value, Vec<(Vec<u8>, f64)>, String);
-    let (seconds, micros, units, count, members, last) =
+    type Reply = (u64, u64, String, Value, Vec<(Vec<u8>, f64)>, String, String, String);
+    let (seconds, micros, units, count, members, first, last, ended) =
         Reply::from_redis_value(reply).map_err(|error| CallFailure::ReplyLost(error.to_string()))?;
     let server = Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros));
     let at = now.unwrap_or(server);
     let Value::Int(count) = count else { return Ok((at, None)) };
     let mut live = LiveHolds::default();
-    let mut expired = 0;
     for (member, leaves) in &members {
         let Some(hold) = IndexedHold::read(member, *leaves) else { return Ok((at, None)) };
         if hold.expires_us > at.as_micros() {
             live = live.and(hold.at_us, hold.units);
-        } else {
-            expired += 1;
         }
     }
-    live.count = u64::try_from(count).unwrap_or_default().saturating_sub(expired);
-    let units = units.parse().map_or(0, units_of_score);
-    let first_us = members.first().map_or(0, |(_, leaves)| *leaves as u64);
-    let last_us = last.parse::<f64>().map_or(0, |score| score as u64);
-    Ok((at, Some(HoldIndex { live, units, first_us, last_us })))
+    let counter_units = units.parse().ok().map(units_of_score);
+    if members.len() > MAX_SHOWN_HOLDS {
+        let expired = members.len() as u64 - live.count;
+        live.count = u64::try_from(count).unwrap_or_default().saturating_sub(expired);
+        live.is_partial = true;
+        // a concurrency counter includes expired holds until they are released
+        if let (Some(units), Ok(ended)) = (counter_units, ended.parse::<u64>()) {
+            live.units = units.saturating_sub(ended);
+        }
+    }
+    let micros = |score: &str| score.parse::<f64>().map_or(0, |score| score as u64);
+    let (first_us, last_us) = (micros(&first), micros(&last));
+    Ok((at, Some(HoldIndex { live, units: counter_units.unwrap_or(0), first_us, last_us })))
 }
 
 /// Returns the units that a lease record counts at a time; 0 if the script cannot have stored it. `lua/lease.lua` describes its layout.

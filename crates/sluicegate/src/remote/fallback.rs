@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use sluicegate_core::{
     Algorithm, Cost, HoldOutcome, Operation, Retry, Terms, Timestamp,
     hold::MIN_HOLD_TTL,
-    step::{Admission, Mode, Share},
+    step::{Mode, Share},
 };
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep, timeout};
@@ -182,10 +182,7 @@ impl Fallback {
         };
         let denied = tiers.iter().zip(known).enumerate().filter_map(|(position, (tier, usage))| {
             let usage = (*usage).filter(|_| tier.terms.mode == Mode::Enforced)?;
-            let needed = match tier.terms.admission {
-                Admission::InFull => tier.terms.cost.units(),
-                Admission::Overdraft => tier.terms.cost.units().min(1),
-            };
+            let needed = tier.terms.required_units();
             let remaining = free(tier).saturating_sub(usage.used);
             let is_denied = remaining < needed && needed <= tier.terms.limit.capacity();
             let retry = Some(Retry::After(usage.reset_after));

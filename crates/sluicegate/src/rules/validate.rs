@@ -96,6 +96,9 @@ pub enum RuleError {
     /// Only a fixed window can be staggered.
     #[error("{0} has no stagger: remove it, or use fixed-window")]
     Stagger(Algorithm),
+    /// Live holds never exceed their limit.
+    #[error("{0} has no overdraft: remove it, or use an algorithm with a window")]
+    Overdraft(Algorithm),
     /// The periods of a calendar start at given times.
     #[error("a calendar window has no stagger: remove it, or use a window such as \"1d\"")]
     StaggeredCalendar,
@@ -258,6 +261,7 @@ fn problems_but_burst(rule: &Rule) -> Vec<RuleError> {
         check_label_list(&rule.per).map_err(RuleError::Per),
         check_tag(rule),
         check_unit(&rule.unit).map_err(RuleError::Unit),
+        check_overdraft(rule),
         check_stagger(rule),
         check_lease(rule),
         check_holds(rule),
@@ -280,6 +284,14 @@ fn check_tag(rule: &Rule) -> Result<(), RuleError> {
         Some(label) => Err(RuleError::TagNotInPer(label.to_string())),
         None => Ok(()),
     }
+}
+
+fn check_overdraft(rule: &Rule) -> Result<(), RuleError> {
+    let algorithm = rule.limit.algorithm();
+    if rule.overdraft && !algorithm.properties().has_window {
+        return Err(RuleError::Overdraft(algorithm));
+    }
+    Ok(())
 }
 
 fn check_stagger(rule: &Rule) -> Result<(), RuleError> {

@@ -124,7 +124,7 @@ fn renewing_moves_the_expiry_and_unknown_holds_are_reported() {
 
     for call in [&["settle", "--cost", "tokens=1"][..], &["release"], &["renew", "--ttl", "1m"]] {
         let unknown = server.run(&with(call, &["--id", "job-2", "tenant=acme"]));
-        let message = "UNKNOWN  there is no such hold: it ended more than a minute ago, was reset, or its id or labels differ";
+        let message = "UNKNOWN  there is no such hold: it has ended and was forgotten, was reset, or its id or labels differ";
         assert_eq!((unknown.code, unknown.lines()[0]), (Some(1), message), "{unknown:?}");
     }
     assert_eq!(server.run(&["release", "--id", "job-1", "tenant=acme"]).code, Some(0));
@@ -184,6 +184,42 @@ fn an_explanation_shows_the_live_holds_of_each_counter() {
     for line in [
         "\n    2 live holds of 2 units, the oldest made ",
         "\n    2 live holds of 800 units, the oldest made ",
+    ] {
+        assert!(explained.out.contains(line), "{line}: {explained:?}");
+    }
+}
+
+#[test]
+fn the_units_and_the_oldest_of_many_live_holds_are_marked_as_minimums() {
+    let redis = Server::start(Flavor::Redis7);
+    let rules = RULES.replace("amount = 2\n", "amount = 5000\n");
+    let home =
+        ConfigDir::new(&format!("{ANY_PORTS}[store]\nurl = \"{}\"\ndeadline = \"5s\"\n{rules}", redis.url()));
+    let server = home.start();
+    assert_eq!(server.run(&with(&HOLD, &["--id", "first"])).code, Some(0));
+    let explain = ["explain", "tenant=acme", "--json"];
+    let holds = |rule: usize| server.run(&explain).json().1["applies"][rule]["state"]["holds"].clone();
+    assert_eq!((&holds(0)["count"], holds(0).get("partial")), (&json!(1), None));
+    // copies of the first hold
+    let fill = "local last = redis.call('ZREVRANGE', KEYS[1], '0', '0', 'WITHSCORES')
+        for number = 2, 1201 do
+          redis.call('ZADD', KEYS[1], last[2], string.sub(last[1], 1, 17) .. number)
+        end
+        return redis.call('ZADD', KEYS[1], 'XX', '-1202', '')";
+    for pattern in ["sg1:*}:concurrency:*", "sg1:*}:holds:*"] {
+        let mut connection = redis.connection();
+        let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut connection).unwrap();
+        redis::cmd("EVAL").arg(fill).arg(1).arg(&keys[0]).exec(&mut connection).unwrap();
+    }
+    for (rule, units) in [(0, 1_201), (1, 1_001 * 400)] {
+        let holds = holds(rule);
+        let found = (&holds["count"], &holds["units"], &holds["partial"]);
+        assert_eq!(found, (&json!(1_201), &json!(units), &json!(true)), "{holds}");
+    }
+    let explained = server.run(&explain[..2]);
+    for line in [
+        "\n    1,201 live holds of at least 1,201 units, the oldest made at least ",
+        "\n    1,201 live holds of at least 400,400 units, the oldest made at least ",
     ] {
         assert!(explained.out.contains(line), "{line}: {explained:?}");
     }

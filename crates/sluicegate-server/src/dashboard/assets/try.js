@@ -42,9 +42,10 @@ async function call(name, body) {
 
 // Describes the live holds of a counter.
 function liveHolds({ state, snapshot }) {
-  const { count: number, units, oldest_us } = state.holds;
+  const { count: number, units, oldest_us, partial } = state.holds;
+  const bound = partial ? 'at least ' : '';
   const age = Math.max(0, (snapshot.at_us - oldest_us) / 1000);
-  return `${count(number)} live ${number === 1 ? 'hold' : 'holds'} of ${count(units)} ${units === 1 ? 'unit' : 'units'}, the oldest made ${duration(age)} ago.`;
+  return `${count(number)} live ${number === 1 ? 'hold' : 'holds'} of ${bound}${count(units)} ${units === 1 ? 'unit' : 'units'}, the oldest made ${bound}${duration(age)} ago.`;
 }
 
 export class Try {

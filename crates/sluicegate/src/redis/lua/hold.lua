@@ -240,6 +240,11 @@ if has_holds then
     reply(record.answer, REPEATED, record)
   end
 
+  -- Returns whether one free unit admits a request. Live holds never exceed their limit.
+  local function is_overdraft(group, tier)
+    return group.flags[tier] % KEEP >= OVERDRAFT and group.terms[tier].code ~= CONCURRENCY
+  end
+
   -- Charges one counter of a check, and records the charge as a hold if it has an id.
   local function charge_tier(group, first, tier, passed, granted, released)
     local place, id = first + tier, group.ids[first]
@@ -258,7 +263,7 @@ if has_holds then
     end
     local wait = 0
     if passed < count and charged == passed then
-      wait = retry(state, limit, cost, group.flags[tier] % KEEP >= OVERDRAFT)
+      wait = retry(state, limit, cost, is_overdraft(group, tier))
     end
     local text = packed_answer(state, limit, passed, charged, wait, 0)
     if record then
@@ -287,7 +292,7 @@ if has_holds then
         local key, index, limit = group.fields[first + tier], group.indexes[first + tier], group.terms[tier]
         local state, flags = state_of(key, limit), group.flags[tier]
         released[tier] = is_check and release_expired(key, index, state, limit) or 0
-        passes[tier] = passing(limit.capacity - state.used, group.costs[tier], flags % KEEP >= OVERDRAFT, count)
+        passes[tier] = passing(limit.capacity - state.used, group.costs[tier], is_overdraft(group, tier), count)
         if flags % 2 < SHADOW then
           granted = min(granted, passes[tier])
         end
