@@ -122,8 +122,12 @@ impl HeldCounters {
             let next =
                 self.order.iter().nth(1).map_or(now, |(kept_until, _)| kept_until.minus(HOLD_RETENTION));
             let mut taken = self.take(&key, algorithm).expect("every counter in the order has holds");
-            forgotten += taken.holds.forget_ended(next.min(now), MAX_FORGOTTEN - forgotten);
+            let of_counter = taken.holds.forget_ended(next.min(now), MAX_FORGOTTEN - forgotten);
             self.put_back(taken, budget);
+            if of_counter == 0 {
+                break;
+            }
+            forgotten += of_counter;
         }
         forgotten > 0
     }
