@@ -4,7 +4,7 @@ use std::{
     future::pending,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -15,9 +15,11 @@ use sluicegate::{
 };
 use tokio::sync::Semaphore;
 
-/// A remote store over counters in memory. Every call to decide waits for a permit; `inspect` never answers.
+/// A remote store over counters in memory. Every call to decide waits for a permit, or fails at once while the store is down; `inspect` never
+/// answers.
 pub struct GatedStore {
     counters: MemoryStore,
+    is_down: AtomicBool,
     received: Semaphore,
     permits: Semaphore,
     inspections: AtomicU32,
@@ -37,6 +39,7 @@ impl GatedStore {
     fn with_permits(permits: usize) -> Arc<Self> {
         Arc::new(Self {
             counters: MemoryStore::new(),
+            is_down: AtomicBool::new(false),
             received: Semaphore::new(0),
             permits: Semaphore::new(permits),
             inspections: AtomicU32::new(0),
@@ -53,10 +56,23 @@ impl GatedStore {
         self.permits.add_permits(calls);
     }
 
+    /// Starts or ends an outage: meanwhile no call runs.
+    pub fn set_down(&self, is_down: bool) {
+        self.is_down.store(is_down, Ordering::Relaxed);
+    }
+
+    fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Relaxed)
+    }
+
     /// How often `inspect` was called.
     pub fn inspections(&self) -> u32 {
         self.inspections.load(Ordering::Relaxed)
     }
+}
+
+fn not_run() -> StoreError {
+    StoreError::NotRun("the store is down".to_owned())
 }
 
 impl RemoteStore for GatedStore {
@@ -66,6 +82,9 @@ impl RemoteStore for GatedStore {
         _: Option<Deadline>,
     ) -> BoxFuture<'a, Vec<Result<CheckAnswer, StoreError>>> {
         Box::pin(async move {
+            if self.is_down() {
+                return vec![Err(not_run()); checks.len()];
+            }
             self.received.add_permits(1);
             self.permits.acquire().await.expect("the semaphore is never closed").forget();
             self.counters.decide_all(checks).into_iter().map(Ok).collect()
@@ -73,7 +92,12 @@ impl RemoteStore for GatedStore {
     }
 
     fn probe(&self, _: u64) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async { if self.permits.available_permits() > 0 { Ok(()) } else { pending().await } })
+        Box::pin(async {
+            if self.is_down() {
+                return Err(not_run());
+            }
+            if self.permits.available_permits() > 0 { Ok(()) } else { pending().await }
+        })
     }
 
     fn announce(&self, _: u64, _: Duration) -> BoxFuture<'_, Result<u32, StoreError>> {

@@ -152,11 +152,16 @@ impl Drop for StreamShare {
 
 fn builder(streams: &StreamShare, queue: CallQueue) -> http2::Builder<CallQueue> {
     let mut builder = http2::Builder::new(queue);
+    let max_streams = MIN_STREAMS + streams.taken;
+    let max_reset = usize::try_from(max_streams).expect("the number of streams fits in a usize");
     builder
         .timer(TokioTimer::new())
         // gRPC clients ignore the date, and few gRPC servers send it.
         .auto_date_header(false)
-        .max_concurrent_streams(MIN_STREAMS + streams.taken)
+        .max_concurrent_streams(max_streams)
+        // Envoy resets the calls of end clients that disconnect. By default, 20 of them that arrive together close the connection, and all
+        // other calls on it fail.
+        .max_pending_accept_reset_streams(max_reset)
         .max_header_list_size(MAX_HEAD)
         .initial_stream_window_size(u32::try_from(MAX_SMALL_MESSAGE).expect("64 KiB fit in 32 bits"))
         .initial_connection_window_size(MAX_UNREAD)

@@ -128,9 +128,18 @@ impl Envoy {
 
     /// Returns a counter of Envoy's rate limit filter.
     pub(crate) async fn count(&self, what: &str) -> u64 {
-        let stats = get_from(self.admin, "/stats?filter=ratelimit", b"").await;
-        let line =
-            stats.head.lines().find_map(|line| line.strip_prefix(&format!("cluster.app.ratelimit.{what}: ")));
+        self.statistic(&format!("cluster.app.ratelimit.{what}")).await
+    }
+
+    /// Returns the number of requests that Envoy has received and not answered in full.
+    pub(crate) async fn active_requests(&self) -> u64 {
+        self.statistic("http.edge.downstream_rq_active").await
+    }
+
+    /// Returns a counter or gauge of Envoy, which is zero until it is first used.
+    async fn statistic(&self, name: &str) -> u64 {
+        let stats = get_from(self.admin, &format!("/stats?filter={name}"), b"").await;
+        let line = stats.head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
         line.map_or(0, |number| number.parse().unwrap())
     }
 }

@@ -2,28 +2,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a failing helper fails the test")]
 
-use std::{
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::HashSet, convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
     Router,
     body::{Body, Bytes},
     extract::State,
-    http::Uri,
+    http::{HeaderMap, Uri},
     response::IntoResponse,
     routing::get,
 };
-use futures_util::future::join_all;
-use rand::{Rng, SeedableRng, rngs::StdRng};
-use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Rule, stats::HoldStats};
+use parking_lot::Mutex;
+use sluicegate::{Cost, Labels, Limit, Limiter, MemoryStore, Options, Rule, stats::HoldStats};
 use sluicegate_server::grpc::Settings;
-use sluicegate_testkit::wait;
+use sluicegate_testkit::{gated_store::GatedStore, wait};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -37,27 +29,28 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The estimate in the configuration.
 const ESTIMATE: u64 = 500;
 
+/// The name that a test gives to a stream.
+const STREAM: &str = "x-stream";
+
 /// The API. Every stream sends an event, waits until it may end, and sends the number of its tokens.
 #[derive(Clone)]
-struct Api {
+pub(crate) struct Api {
     ends: Arc<Semaphore>,
-    live: Arc<AtomicUsize>,
-    most_live: Arc<AtomicUsize>,
+    streams: Arc<Mutex<Streams>>,
 }
 
-/// Counts a stream as long as the API sends it.
-struct LiveStream(Arc<AtomicUsize>);
-
-impl Drop for LiveStream {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+/// The streams in flight: each from the arrival of its request until the API is about to end it, or its client to disconnect. A hold is
+/// made before and ended after that, so this number is never above that of the holds.
+#[derive(Default)]
+struct Streams {
+    live: HashSet<String>,
+    ended: HashSet<String>,
+    most_live: usize,
 }
 
 impl Api {
     fn new() -> Self {
-        let (live, most_live) = Default::default();
-        Self { ends: Arc::new(Semaphore::new(0)), live, most_live }
+        Self { ends: Arc::new(Semaphore::new(0)), streams: Arc::default() }
     }
 
     fn service(&self) -> Router {
@@ -65,17 +58,43 @@ impl Api {
     }
 
     /// Ends this number of streams.
-    fn end(&self, streams: usize) {
+    pub(crate) fn end(&self, streams: usize) {
         self.ends.add_permits(streams);
+    }
+
+    /// Ends no further streams.
+    pub(crate) fn end_no_more(&self) {
+        self.ends.forget_permits(Semaphore::MAX_PERMITS);
+    }
+
+    fn begins(&self, stream: &str) {
+        let mut streams = self.streams.lock();
+        // the request of a client that has disconnected may arrive later
+        if !streams.ended.contains(stream) {
+            streams.live.insert(stream.to_owned());
+            streams.most_live = streams.most_live.max(streams.live.len());
+        }
+    }
+
+    /// Records that a stream is about to end.
+    pub(crate) fn ends(&self, stream: &str) {
+        let mut streams = self.streams.lock();
+        streams.live.remove(stream);
+        streams.ended.insert(stream.to_owned());
+    }
+
+    /// Returns the most streams that were in flight at one time.
+    pub(crate) fn most_live(&self) -> usize {
+        self.streams.lock().most_live
     }
 }
 
 /// Answers `/7` with a stream of 7 tokens, and `/` with one that ends without their number.
-async fn answer(State(api): State<Api>, uri: Uri) -> impl IntoResponse {
+async fn answer(State(api): State<Api>, uri: Uri, headers: HeaderMap) -> impl IntoResponse {
     let tokens: Option<u64> = uri.path()[1..].parse().ok();
-    let live = api.live.fetch_add(1, Ordering::Relaxed) + 1;
-    api.most_live.fetch_max(live, Ordering::Relaxed);
-    let stream = LiveStream(Arc::clone(&api.live));
+    let name = headers.get(STREAM).map(|name| name.to_str().unwrap().to_owned());
+    let name = name.unwrap_or_else(|| rand::random::<u64>().to_string());
+    api.begins(&name);
     let (send, events) = mpsc::channel(1);
     tokio::spawn(async move {
         let event = |text: String| Ok::<_, Infallible>(Bytes::from(format!("data: {text}\n\n")));
@@ -84,7 +103,7 @@ async fn answer(State(api): State<Api>, uri: Uri) -> impl IntoResponse {
             permit = api.ends.acquire() => permit.map(|permit| permit.forget()).is_ok(),
             () = send.closed() => false,
         };
-        drop(stream);
+        api.ends(&name);
         if let Some(tokens) = tokens.filter(|_| ended) {
             let _ = send.send(event(format!(r#"{{"usage":{{"total_tokens":{tokens}}}}}"#))).await;
         }
@@ -93,42 +112,62 @@ async fn answer(State(api): State<Api>, uri: Uri) -> impl IntoResponse {
 }
 
 /// An Envoy in front of the API, and the limiter that decides.
-struct Edge {
-    envoy: Envoy,
-    limiter: Limiter,
-    api: Api,
+pub(crate) struct Edge {
+    pub(crate) envoy: Envoy,
+    pub(crate) limiter: Limiter,
+    pub(crate) api: Api,
 }
 
-/// A request whose response has begun.
-struct Stream {
+/// A request.
+pub(crate) struct Stream {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
+/// No call of a test takes longer.
+const TIMEOUT: (&str, &str) = ("timeout: 0.02s", "timeout: 60s");
+
 impl Edge {
     async fn start(rules: impl IntoIterator<Item = Rule>, changes: &[(&str, &str)]) -> Self {
-        let limiter = Limiter::new(MemoryStore::new(), rules).unwrap();
+        Self::over(Limiter::new(MemoryStore::new(), rules).unwrap(), changes).await
+    }
+
+    pub(crate) async fn over(limiter: Limiter, changes: &[(&str, &str)]) -> Self {
         let front = Front::start(limiter.clone(), Settings::default()).await;
         let api = Api::new();
-        let changes: Vec<(&str, &str)> =
-            [("timeout: 0.02s", "timeout: 5s")].into_iter().chain(changes.iter().copied()).collect();
+        let changes = [&[TIMEOUT], changes].concat();
         let envoy = Envoy::start_with("holds.yaml", api.service(), front, &changes).await;
         Self { envoy, limiter, api }
     }
 
-    /// Sends a request, and returns once its first event or its denial has arrived.
-    async fn open(&self, path: &str, fields: &str) -> Stream {
+    /// Sends a request.
+    async fn send(&self, path: &str, fields: &str) -> Stream {
         let mut stream = TcpStream::connect(self.envoy.address).await.unwrap();
         let head =
             format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\nx-api-key: acme\r\n{fields}\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
-        let mut stream = Stream { stream, read: Vec::new() };
+        Stream { stream, read: Vec::new() }
+    }
+
+    /// Sends a request, and returns once its first event or its denial has arrived.
+    async fn open(&self, path: &str, fields: &str) -> Stream {
+        let mut stream = self.send(path, fields).await;
         while !stream.has_begun() && stream.read_more().await {}
         stream
     }
 
+    /// [`Self::send`], with a name for the stream.
+    pub(crate) async fn send_named(&self, path: &str, name: &str) -> Stream {
+        self.send(path, &format!("{STREAM}: {name}\r\n")).await
+    }
+
+    /// [`Self::open`], with a name for the stream.
+    pub(crate) async fn open_named(&self, path: &str, name: &str) -> Stream {
+        self.open(path, &format!("{STREAM}: {name}\r\n")).await
+    }
+
     /// Returns the remaining tokens and in-flight slots.
-    async fn left(&self) -> (u64, u64) {
+    pub(crate) async fn left(&self) -> (u64, u64) {
         let labels = Labels::new([("domain", "llm"), ("api_key", "acme")]).unwrap();
         let decision = self.limiter.peek(&labels, Cost::ZERO).await.unwrap();
         let left = |rule: &str| {
@@ -139,7 +178,7 @@ impl Edge {
         (left("tokens"), left("in-flight"))
     }
 
-    async fn until_left(&self, expected: (u64, u64)) {
+    pub(crate) async fn until_left(&self, expected: (u64, u64)) {
         let what = format!("{expected:?} are left");
         wait::until_async(&what, wait::PATIENCE, async || self.left().await == expected).await;
     }
@@ -164,12 +203,12 @@ impl Stream {
         String::from_utf8_lossy(&self.read).into_owned()
     }
 
-    fn status(&self) -> u16 {
+    pub(crate) fn status(&self) -> u16 {
         self.text().split(' ').nth(1).unwrap().parse().unwrap()
     }
 
     /// Reads the rest.
-    async fn finish(mut self) -> String {
+    pub(crate) async fn finish(mut self) -> String {
         while self.read_more().await {}
         self.text()
     }
@@ -301,54 +340,25 @@ async fn a_client_that_repeats_a_live_id_is_charged_for_each_request() {
     assert_eq!((holds.held, holds.settled, holds.already), (1, 1, 0));
 }
 
+/// Envoy then sends no call for the end of the stream.
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_in_flight_never_exceed_their_limit_and_all_slots_are_free_at_the_end() {
-    const CALLERS: u64 = 150;
-    const REQUESTS: usize = 8;
-    const LIMIT: usize = 10;
-    let edge = Edge::start(rules(1_000_000_000, LIMIT as u64), &[]).await;
-    // streams end at once
-    edge.api.end(CALLERS as usize * REQUESTS);
-    let callers = (0..CALLERS).map(async |seed| {
-        let mut random = StdRng::seed_from_u64(seed);
-        let mut counts = [0; 3];
-        for _ in 0..REQUESTS {
-            let stream = edge.open("/3", "").await;
-            match stream.status() {
-                200 if random.random_bool(0.3) => counts[1] += 1, // aborted
-                200 => {
-                    counts[0] += 1;
-                    stream.finish().await;
-                }
-                status => {
-                    assert_eq!(status, 429);
-                    counts[2] += 1;
-                }
-            }
-            edge.left().await; // not in debt
-        }
-        counts
-    });
-    let counts = join_all(callers).await;
-    let [finished, aborted, denied] =
-        [0, 1, 2].map(|kind| counts.iter().map(|counts| counts[kind]).sum::<u64>());
-    assert!(
-        finished > 0 && aborted > 0 && denied > 0,
-        "{finished} finished, {aborted} aborted, {denied} denied"
-    );
-    edge.until_holds("all holds are settled", |holds| holds.settled == holds.held).await;
-    assert_eq!(edge.left().await.1, LIMIT as u64);
-    assert_eq!(edge.limiter.stats().holds.held, finished + aborted);
+async fn a_client_that_disconnects_while_the_store_decides_leaves_no_hold() {
+    let store = GatedStore::closed();
+    let options = Options::new().deadline(Duration::from_secs(60));
+    let limiter = Limiter::builder().store(Arc::clone(&store)).rules(rules(10_000, 3)).options(options);
+    let edge = Edge::over(limiter.build().unwrap(), &[]).await;
+    let client = edge.send("/7", "").await;
+    store.received().await;
+    drop(client);
+    wait::until_async("the hold is completed in the background", wait::PATIENCE, async || {
+        edge.limiter.flush_settlements(Duration::ZERO).await > 0
+    })
+    .await;
+    store.permit(1_000);
+    edge.until_holds("the hold is released", |holds| holds.released > 0).await;
+    assert_eq!(edge.left().await, (10_000, 3));
+    let holds = edge.limiter.stats().holds;
+    assert_eq!((holds.held, holds.released, holds.settled, holds.unknown), (1, 1, 0, 0));
+    assert_eq!(edge.api.most_live(), 0, "the request is not forwarded");
     assert_eq!(edge.envoy.count("error").await, 0);
-
-    // the API is never called by more, as long as no client aborts
-    let edge = Edge::start(rules(1_000_000_000, LIMIT as u64), &[]).await;
-    let open = join_all((0..CALLERS).map(|_| edge.open("/3", ""))).await;
-    assert_eq!(open.iter().filter(|stream| stream.status() == 200).count(), LIMIT);
-    edge.api.end(LIMIT);
-    for stream in open {
-        stream.finish().await;
-    }
-    edge.until_left((1_000_000_000 - 3 * LIMIT as u64, LIMIT as u64)).await;
-    assert_eq!(edge.api.most_live.load(Ordering::Relaxed), LIMIT);
 }

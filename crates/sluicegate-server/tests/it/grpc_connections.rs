@@ -49,6 +49,13 @@ const CLOSE_SLACK: Duration = Duration::from_secs(2).saturating_add(REAP_INTERVA
 /// The start of an HTTP/2 connection: the preface and empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
+/// The types of HTTP/2 frames, and a flag.
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const GOAWAY: u8 = 7;
+const END_STREAM: u8 = 1;
+
 /// Returns how long the server takes to close a connection.
 async fn time_to_close(stream: &mut TcpStream) -> Duration {
     let begun = Instant::now();
@@ -213,6 +220,36 @@ async fn a_client_that_does_not_read_is_disconnected() {
     };
     assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
     assert!(begun.elapsed() <= WRITE_TIMEOUT + SLACK, "{:?}", begun.elapsed());
+}
+
+/// Envoy resets the calls of end clients that disconnect, which may be many at a time.
+#[tokio::test]
+async fn calls_that_are_reset_at_the_same_time_leave_the_connection_open() {
+    const CANCEL: [u8; 4] = 8_u32.to_be_bytes();
+    let front = OnMemory::start([]).await.front;
+    let mut stream = TcpStream::connect(front.address).await.unwrap();
+    let mut sent = PREFACE.to_vec();
+    let mut ids = (0..).map(|call| 2 * call + 1);
+    for id in ids.by_ref().take(MAX_STREAMS as usize) {
+        sent.extend(head(id));
+        sent.extend(frame(RST_STREAM, 0, id, &CANCEL));
+    }
+    let last = ids.next().unwrap();
+    sent.extend(head(last));
+    sent.extend(frame(DATA, END_STREAM, last, &[]));
+    stream.write_all(&sent).await.unwrap();
+    loop {
+        let mut header = [0; 9];
+        timeout(PATIENCE, stream.read_exact(&mut header)).await.unwrap().unwrap();
+        let length = u32::from_be_bytes([0, header[0], header[1], header[2]]);
+        let id = u32::from_be_bytes([header[5], header[6], header[7], header[8]]);
+        let mut payload = vec![0; length as usize];
+        stream.read_exact(&mut payload).await.unwrap();
+        assert_ne!(header[3], GOAWAY, "{}", String::from_utf8_lossy(&payload));
+        if (header[3], id) == (HEADERS, last) {
+            break;
+        }
+    }
 }
 
 /// A body that never arrives.

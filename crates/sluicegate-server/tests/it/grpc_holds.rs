@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sluicegate::{Cost, Costs, Labels, Limit, Limiter, Options, Rule};
+use sluicegate::{Cost, Costs, Labels, Limit, Limiter, OnStoreFailure, Options, Rule, Source};
 use sluicegate_server::{
     auth::Access,
     config::{Scopes, Token},
@@ -17,7 +17,7 @@ use sluicegate_server::{
 
 use prost_types::value::Kind;
 use sluicegate_core::OnExpiry;
-use sluicegate_testkit::gated_store::GatedStore;
+use sluicegate_testkit::{gated_store::GatedStore, wait};
 use tokio::time::{sleep, timeout};
 
 use crate::grpc_front::{Front, OnMemory, descriptor, hits, negative, on_memory, request, seconds};
@@ -467,6 +467,89 @@ async fn a_call_that_is_cancelled_while_the_store_decides_leaves_no_hold() {
         assert!(timeout(seconds(5), released).await.is_ok(), "with a refund: {with_refund}");
         assert_eq!(left(&limiter).await, expect([("requests", 100), ("tokens", 1_000), ("in-flight", 2)]));
     }
+}
+
+/// A front end on a store that can be down, whose rules have a failure policy.
+struct OnGate {
+    store: Arc<GatedStore>,
+    limiter: Limiter,
+    front: Front,
+}
+
+impl OnGate {
+    async fn start(rules: impl IntoIterator<Item = Rule>, policy: OnStoreFailure) -> Self {
+        let store = GatedStore::open();
+        let rules = rules.into_iter().map(|rule| rule.on_store_failure(policy));
+        let limiter = Limiter::new(Arc::clone(&store), rules).unwrap();
+        let front = Front::start(limiter.clone(), Settings::default()).await;
+        Self { store, limiter, front }
+    }
+
+    async fn call(&mut self, descriptor: RateLimitDescriptor) -> RateLimitResponse {
+        self.front.call(request("edge", vec![descriptor])).await.unwrap()
+    }
+
+    /// Waits until the store decides again.
+    async fn until_recovered(&self) {
+        let labels = Labels::new([("tenant", "acme"), ("domain", "edge")]).unwrap();
+        wait::until_async("the store decides", wait::PATIENCE, async || {
+            self.limiter.peek(&labels, Cost::ZERO).await.unwrap().source == Source::Store
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_during_an_outage_is_settled_after_it() {
+    for policy in [OnStoreFailure::Open, OnStoreFailure::Closed, OnStoreFailure::Local] {
+        let mut envoy = OnGate::start(budget(), policy).await;
+        assert!(is_marked(&envoy.call(start("r", 400)).await));
+        let held = expect([("requests", 99), ("tokens", 600), ("in-flight", 1)]);
+        assert_eq!(left(&envoy.limiter).await, held, "{policy:?}");
+        envoy.store.set_down(true);
+        let answer = envoy.call(end("r", 7)).await;
+        assert_eq!(codes(&answer), (Code::Ok, vec![Code::Ok]), "{policy:?}");
+        assert_eq!(envoy.limiter.stats().holds.waiting, 1, "{policy:?}");
+        envoy.store.set_down(false);
+        wait::until_async("the queued settlement is sent", wait::PATIENCE, async || {
+            envoy.limiter.stats().holds.waiting == 0
+        })
+        .await;
+        envoy.until_recovered().await;
+        let settled = expect([("requests", 99), ("tokens", 993), ("in-flight", 2)]);
+        assert_eq!(left(&envoy.limiter).await, settled, "{policy:?}");
+    }
+}
+
+/// In the store, the id may be that of another request, so Envoy gets no settle entry.
+#[tokio::test]
+async fn during_an_outage_the_policy_local_counts_a_request_as_in_flight_until_its_ttl() {
+    let mut envoy = OnGate::start([in_flight(2)], OnStoreFailure::Local).await;
+    envoy.store.set_down(true);
+    for id in ["a", "b"] {
+        let answer = envoy.call(start(id, 1)).await;
+        assert_eq!((answer.overall_code(), is_marked(&answer)), (Code::Ok, false), "{id}");
+    }
+    assert_eq!(envoy.call(start("c", 1)).await.overall_code(), Code::OverLimit);
+    // with a constant settle entry, Envoy makes the second call nevertheless
+    assert_eq!(envoy.call(end("a", 1)).await.overall_code(), Code::Ok);
+    assert_eq!(envoy.call(start("d", 1)).await.overall_code(), Code::Ok);
+    assert_eq!(envoy.call(start("e", 1)).await.overall_code(), Code::OverLimit);
+    envoy.store.set_down(false);
+    envoy.until_recovered().await;
+    assert_eq!(left(&envoy.limiter).await, expect([("in-flight", 2)]), "the store has no hold");
+
+    let short = in_flight(2).ttl(Duration::from_millis(200));
+    let mut envoy = OnGate::start([short], OnStoreFailure::Local).await;
+    envoy.store.set_down(true);
+    for id in ["a", "b"] {
+        assert_eq!(envoy.call(start(id, 1)).await.overall_code(), Code::Ok, "{id}");
+    }
+    let mut ids = (0..).map(|number| number.to_string());
+    wait::until_async("a slot is free after the ttl", wait::PATIENCE, async || {
+        envoy.call(start(&ids.next().unwrap(), 1)).await.overall_code() == Code::Ok
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -14,16 +14,19 @@ use axum::{
     http::{Method, Request, StatusCode, header},
 };
 use serde_json::{Value, json};
-use sluicegate::{Limit, Limiter, ManualClock, MemoryStore, Rule, Timestamp};
+use sluicegate::{Labels, Limit, Limiter, ManualClock, MemoryStore, Rule, Timestamp, limiter, store::HoldId};
 use sluicegate_core::OnExpiry;
 use sluicegate_server::{
     auth::Access,
     config::{Scopes, Token},
     engine::Engine,
     http::{HttpService, Settings},
+    resp::Endpoint,
 };
 use sluicegate_testkit::{failing_store::FailingStore, gated_store::GatedStore};
 use tokio::time::{sleep, timeout};
+
+use crate::resp_holds::replies;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const NOW_US: u64 = 1_794_765_441_799_839;
@@ -396,6 +399,29 @@ async fn while_the_store_is_down_a_settlement_is_queued_and_a_renewal_is_unavail
     }
     let (status, _) = post("/v1/renew", with(hold_of("a"), json!({"ttl_ms": 1_000}))).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn while_the_store_is_down_and_the_queue_is_full_a_settlement_is_unavailable() {
+    let rule = Rule::new("in-flight", Limit::concurrency(2).unwrap()).per(["tenant"]);
+    let limiter = Limiter::new(FailingStore::not_run(), [rule]).unwrap();
+    let engine = Engine::new(limiter.clone());
+    let service = HttpService::new(engine.clone(), Settings::default());
+    let request = limiter::Request::new(Labels::new([("tenant", "acme")]).unwrap(), 1);
+    let hold = limiter.hold_token(&request, HoldId::new("a").unwrap()).unwrap();
+    let mut queued = 0;
+    while limiter.release(&hold).await.is_ok() {
+        queued += 1;
+        assert!(queued < 100_000, "the queue is never full");
+    }
+    for path in ["/v1/settle", "/v1/release"] {
+        let (status, body) = service.post(path, hold_of("a").to_string().into()).await;
+        let problem = String::from_utf8_lossy(&body);
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{path}: {problem}");
+    }
+    let endpoint = Endpoint::new(engine, Access::default());
+    let reply = replies(&endpoint, &["SG.RELEASE a tenant acme"]).await;
+    assert!(reply.starts_with("-UNAVAILABLE "), "{reply}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@
 mod config;
 mod config_watch;
 mod envoy;
+mod envoy_hold_load;
 mod envoy_holds;
 mod forward_auth;
 mod front_end_parity;

@@ -32,7 +32,6 @@ impl Api {
         Self { endpoint: Endpoint::new(Engine::new(limiter), access), clock }
     }
 
-    /// Returns all replies of one connection to these lines, without line breaks.
     async fn run(&self, lines: &[&str]) -> String {
         replies(&self.endpoint, lines).await
     }
@@ -47,7 +46,8 @@ fn budget() -> [Rule; 2] {
     ]
 }
 
-async fn replies(endpoint: &Endpoint, lines: &[&str]) -> String {
+/// Returns all replies of one connection to these lines, without line breaks.
+pub(crate) async fn replies(endpoint: &Endpoint, lines: &[&str]) -> String {
     let (mut io, served) = duplex(PIPE);
     let endpoint = endpoint.clone();
     let server = tokio::spawn(async move { endpoint.serve(served).await });

@@ -448,6 +448,91 @@ async fn a_settlement_ends_cached_denials_and_a_renewal_does_not() {
     assert_eq!(limiter.check(&ANY, used()).await.unwrap().source, Source::Store);
 }
 
+/// The end or the expiry of a hold may admit the next request at any time.
+#[tokio::test(start_paused = true)]
+async fn only_a_denial_that_no_hold_can_end_is_cached() {
+    let window = Limit::fixed_window(1, DAY).unwrap();
+    let releasing = window.with_on_expiry(OnExpiry::Release).unwrap();
+    for (limit, repeated) in [(window, Source::Cache), (releasing, Source::Store)] {
+        let limiter = Limiter::new(PlannedStore::new(), [Rule::new("limit", limit)]).unwrap();
+        limiter.hold(&ANY, 1).await.unwrap().into_token();
+        for (nth, source) in [Source::Store, repeated, repeated].into_iter().enumerate() {
+            let denied = limiter.check(&ANY, 1).await.unwrap();
+            assert_eq!((denied.is_allowed(), denied.source), (false, source), "{limit:?}: check {nth}");
+        }
+    }
+    let limits = [window, releasing, Limit::concurrency(1).unwrap()];
+    for limit in limits {
+        let limiter = Limiter::new(PlannedStore::new(), [Rule::new("limit", limit)]).unwrap();
+        limiter.hold(&ANY, 1).await.unwrap().into_token();
+        for nth in 0..3 {
+            let denied = limiter.hold(&ANY, 1).decide().await.unwrap().decision;
+            assert_eq!((denied.is_allowed(), denied.source), (false, Source::Store), "{limit:?}: hold {nth}");
+        }
+    }
+    // one rule is enough: its denial, or that of another rule of the same check, is not cached
+    let rules = [Rule::new("window", window), Rule::new("releasing", releasing)];
+    let limiter = Limiter::new(PlannedStore::new(), rules).unwrap();
+    for expected in [true, false, false] {
+        let decision = limiter.check(&ANY, 1).await.unwrap();
+        assert_eq!((decision.is_allowed(), decision.source), (expected, Source::Store));
+    }
+}
+
+/// The most settlements that are queued, and the most counters of all of them.
+const MOST_QUEUED: usize = 16_384;
+const MOST_QUEUED_TIERS: usize = 65_536;
+
+#[tokio::test(start_paused = true)]
+async fn the_queue_of_settlements_is_bounded_by_their_number_and_by_their_counters() {
+    for (tiers, most) in [(1, MOST_QUEUED), (5, MOST_QUEUED_TIERS / 5)] {
+        let store = PlannedStore::new();
+        let rules =
+            (0..tiers).map(|tier| Rule::new(&format!("in-flight-{tier}"), Limit::concurrency(1).unwrap()));
+        let limiter = Limiter::new(store.clone(), rules).unwrap();
+        let hold = limiter.hold(&ANY, 1).await.unwrap();
+        store.set_down(true);
+        let mut queued = 0;
+        let token = hold.into_token();
+        let error = loop {
+            match limiter.release(&token).await {
+                Ok(settled) => assert_eq!(settled.outcome, SettleOutcome::Queued),
+                Err(error) => break error,
+            }
+            queued += 1;
+            assert!(queued <= most, "{tiers} counters: the queue is not full");
+        };
+        assert_eq!(queued, most, "{tiers} counters: {error}");
+        assert!(matches!(error, Error::Store(StoreError::NotRun(_))), "{error:?}");
+        assert_eq!(limiter.stats().holds.waiting, most);
+
+        // what is queued is sent after the outage, and there is room again
+        store.set_down(false);
+        assert_eq!(limiter.flush_settlements(DAY).await, 0);
+        let next = limiter.hold(&ANY, 1).await.unwrap();
+        store.set_down(true);
+        assert_eq!(next.release().await.unwrap().outcome, SettleOutcome::Queued);
+    }
+}
+
+/// By then, most holds have expired.
+#[tokio::test(start_paused = true)]
+async fn a_queued_settlement_is_dropped_after_ten_minutes() {
+    let age = Duration::from_secs(600);
+    for (outage, left_after) in [(age - DEADLINE * 20, [90, 3]), (age + DEADLINE * 20, [50, 2])] {
+        let (limiter, store) = limiter(OnStoreFailure::Closed);
+        let hold = limiter.hold(&ANY, tokens(50)).await.unwrap();
+        store.set_down(true);
+        assert_eq!(hold.settle(tokens(10)).await.unwrap().outcome, SettleOutcome::Queued);
+        sleep(outage).await;
+        let is_kept = outage < age;
+        assert_eq!(limiter.stats().holds.waiting, if is_kept { 2 } else { 0 }, "one on each server");
+        store.set_down(false);
+        settle_down().await;
+        assert_eq!(left(&limiter).await, left_after, "after {outage:?}");
+    }
+}
+
 #[test]
 fn a_hold_that_is_answered_at_once_needs_no_runtime() {
     let (limiter, _store) = limiter(OnStoreFailure::Open);

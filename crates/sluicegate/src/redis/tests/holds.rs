@@ -216,3 +216,38 @@ async fn an_indexed_hold_without_a_number_is_removed_and_not_refunded() {
         assert_eq!(subject.hold(&limit, 1, "denied", HOUR).await, HoldOutcome::NotHeld, "{limit:?}");
     }
 }
+
+#[tokio::test]
+async fn holding_and_settling_take_the_same_commands_beside_ten_live_holds_and_ten_thousand() {
+    /// The holds of one call.
+    const BATCH: usize = 100;
+    let subject = Subject::start(Flavor::Redis7).await;
+    let window = Limit::fixed_window(1_000_000, HOUR).unwrap();
+    let releasing = window.with_on_expiry(OnExpiry::Release).unwrap();
+    let bucket = Limit::token_bucket(1_000_000, HOUR).unwrap();
+    for limit in [Limit::concurrency(1_000_000).unwrap(), window, releasing, bucket] {
+        subject.redis().flushall::<()>().unwrap();
+        let hold = HoldOperation::Hold { ttl: HOUR };
+        let settle = HoldOperation::Settle { kept: 0, max_excess: None };
+        let (mut live, mut commands) = (0, Vec::new());
+        for count in [10, 10_000] {
+            let ids: Vec<String> = (live..count).map(|number| format!("live-{number}")).collect();
+            for ids in ids.chunks(BATCH) {
+                let checks: Vec<Check> = ids.iter().map(|id| held("k", &limit, 2, id, hold)).collect();
+                decide(&subject.store, &checks).await.unwrap();
+            }
+            live = count;
+            let stored: usize = redis::cmd("ZCARD").arg(index(&limit)).query(&mut subject.redis()).unwrap();
+            // the index of a concurrency limit also has an entry for its units
+            assert!(stored >= live, "{limit:?}: {stored} of {live}");
+            let id = format!("measured-{live}");
+            let measured = async {
+                let held = subject.on_hold(&limit, 2, &id, hold).await;
+                let settled = subject.on_hold(&limit, 1, &id, settle).await;
+                assert_eq!((held, settled), (HoldOutcome::Held, HoldOutcome::Settled), "{limit:?}");
+            };
+            commands.push(subject.commands_during(measured).await);
+        }
+        assert_eq!(commands[0], commands[1], "{limit:?}");
+    }
+}
