@@ -15,9 +15,9 @@ const OUTCOMES = { settle: "settled", release: "released", renew: "renewed" };
 
 /**
  * Starts a fake server. `lost`, `failed` and `silent` return whether the request with a number gets a closed connection, a 503, or no
- * response.
+ * response. The rules in `gone` have no hold any more when it is renewed.
  */
-async function fakeServer(t, { decision = DECIDED, ttlMs = 60_000, repeated = false, ...settings } = {}) {
+async function fakeServer(t, { decision = DECIDED, ttlMs = 60_000, repeated = false, gone = [], ...settings } = {}) {
   const { lost = () => false, failed = () => false, silent = () => false } = settings;
   const seen = { calls: [], bodies: [] };
   const server = createServer(async (request, response) => {
@@ -39,7 +39,9 @@ async function fakeServer(t, { decision = DECIDED, ttlMs = 60_000, repeated = fa
     if (path !== "hold") {
       const outcome = OUTCOMES[path];
       const tier = { rule: "tokens", unit: "tokens", outcome, charged: 5, remaining: 3, expires_at_us: 7 };
-      return { outcome, tiers: [tier] };
+      if (path !== "renew" || gone.length === 0) return { outcome, tiers: [tier] };
+      const lost = { ...tier, outcome: "unknown", charged: null, remaining: null, expires_at_us: null };
+      return { outcome: "unknown", tiers: gone.map((rule) => ({ ...lost, rule })).concat(gone.includes("tokens") ? [] : tier) };
     }
     const admitted = { token: "t0ken", expires_at_us: 1 + ttl_ms * 1000 };
     return { ...decision, id, repeated, ...(decision.allowed ? admitted : {}) };
@@ -384,14 +386,41 @@ test("a failed renewal is repeated before the hold expires", async (t) => {
   assert.deepEqual(server.paths(), ["hold", "renew", "renew", "renew", "settle"]);
 });
 
+test("a hold is renewed while any of its counters is", async (t) => {
+  const server = await fakeServer(t, { ttlMs: 150, gone: ["requests"] });
+  const client = startClient(t, server);
+  await client.withHold(LABELS, () => until("two renewals", () => server.calls.length >= 3));
+  assert.deepEqual(server.paths().slice(0, 3), ["hold", "renew", "renew"]);
+});
+
+test("a hold without a counter is not renewed again", async (t) => {
+  const server = await fakeServer(t, { ttlMs: 100, gone: ["tokens"] });
+  const client = startClient(t, server);
+  await client.withHold(LABELS, () => sleep(400));
+  assert.deepEqual(server.paths(), ["hold", "renew", "settle"]);
+});
+
+test("a hold with an unknown time to live is renewed by the default", async (t) => {
+  // as a server answers whose rule decided by the policy "local"
+  const server = await fakeServer(t, { decision: { ...DECIDED, at_us: null, source: "fallback" } });
+  const client = startClient(t, server);
+  await client.withHold(LABELS, () => until("a renewal", () => server.calls.length >= 2));
+  const hold = await client.hold(LABELS);
+  assert.equal((await hold.renew()).outcome, "renewed");
+  assert.deepEqual(server.paths(), ["hold", "renew", "settle", "hold", "renew"]);
+  assert.deepEqual([server.bodies[1].ttl_ms, server.bodies[4].ttl_ms], [60_000, 60_000]);
+});
+
 test("a hold that existed already is renewed at once", async (t) => {
-  const server = await fakeServer(t, { repeated: true });
+  // the time of the first answer, and the expiry after many renewals
+  const server = await fakeServer(t, { repeated: true, ttlMs: 3_600_000 });
   const client = startClient(t, server);
   await client.withHold(LABELS, { id: "again" }, (hold) => {
     assert.ok(hold.isRepeated);
     return until("a renewal", () => server.calls.length >= 2);
   });
   assert.deepEqual(server.paths(), ["hold", "renew", "settle"]);
+  assert.equal(server.bodies[1].ttl_ms, 60_000);
 });
 
 test("a hold or a settlement that is aborted is ended in the background", async (t) => {
