@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from conftest import RELAXED, wait_until
+from conftest import PATIENCE, RELAXED, wait_until
 from sluicegate import AsyncClient, Client, InvalidRequest, Limit, Unavailable, settlement_queue
 from sluicegate.asgi import RateLimitMiddleware
 from sluicegate.resolver import Resolver
@@ -214,6 +214,55 @@ def test_a_task_that_is_destroyed_with_its_event_loop_settles_the_estimate(fake)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", CLOSED_LOOP, server.url], env=environment, check=True, capture_output=True)
     assert calls(server) == [("hold", {"tokens": 500}), ("settle", {"tokens": 500})]
+
+
+PENDING_TASK = """
+import asyncio, sys
+from sluicegate import AsyncClient
+
+client = AsyncClient(sys.argv[1], deadline=5)
+loop = asyncio.new_event_loop()
+
+async def block():
+    async with client.hold({"tenant": "acme"}, cost={"tokens": 500}):
+        loop.stop()
+        await asyncio.Event().wait()
+
+task = loop.create_task(block())
+loop.run_forever()
+"""
+
+SUSPENDED_GENERATOR = """
+import sys
+from sluicegate import Client
+
+client = Client(sys.argv[1].replace("127.0.0.1", "localhost"), deadline=5)
+
+def stream():
+    with client.hold({"tenant": "acme"}):
+        yield
+
+words = stream()
+next(words)
+# Until the server is down. Its name is looked up again.
+sys.stdin.readline()
+client._pool._resolver.__init__("localhost")
+"""
+
+
+@pytest.mark.parametrize("program", [PENDING_TASK, SUSPENDED_GENERATOR], ids=["task", "generator"])
+def test_the_interpreter_exits_although_a_hold_has_not_ended(fake, program):
+    server = fake(HoldServer())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment}
+    with subprocess.Popen([sys.executable, "-c", program, server.url], **options) as process:
+        try:
+            wait_until(lambda: server.requests, "the hold is made")
+            server.kill()
+            process.communicate(b"\n", timeout=PATIENCE)
+            assert process.returncode == 0
+        finally:
+            process.kill()
 
 
 def test_a_limit_of_requests_in_flight_needs_a_hold():

@@ -19,8 +19,8 @@ RENEW_AFTER = 2 / 3
 # A failed renewal is repeated after this fraction of the time to live, and after this pause in seconds at the earliest.
 RENEW_AGAIN_AFTER = 1 / 15
 SHORTEST_RENEWAL_PAUSE = 0.05
-# The default ttl of the server, in seconds. It renews a hold whose time to live is unknown, because its answer was lost,
-# no store recorded it, or it existed already. A renewal never shortens a hold.
+# The default ttl of the server, in seconds. It renews a hold whose time to live is unknown, because its answer was
+# lost, no store recorded it, or it existed already. A renewal never shortens a hold.
 DEFAULT_TTL = 60.0
 # The pause before such a hold is renewed for the first time, in seconds.
 FIRST_PAUSE = 0.5
@@ -287,11 +287,10 @@ class AsyncHold(HoldState):
     async def _keep_alive(self) -> None:
         """Renews the hold until it has ended."""
         ttl = self._ttl
+        pause = FIRST_PAUSE if self._answer.ttl is None else ttl * RENEW_AFTER
         if self._answer.repeated:
             # The remaining time of a hold that existed already is unknown.
             pause = 0.0
-        else:
-            pause = FIRST_PAUSE if self._answer.ttl is None else ttl * RENEW_AFTER
         while True:
             await asyncio.sleep(pause)
             if self._has_ended:

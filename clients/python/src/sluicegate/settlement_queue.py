@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -47,6 +48,9 @@ class SettlementQueue:
 
     def add(self, adjustment: HoldAdjustment) -> bool:
         """Repeats a call until it is answered. Returns whether there is space for it, and a thread."""
+        if sys.is_finalizing():
+            # No thread runs any more, and one may have had the lock. Python 3.11 and older would wait for it forever.
+            return False
         with self._changed:
             if len(self._waiting) >= MAX_QUEUED:
                 return False
