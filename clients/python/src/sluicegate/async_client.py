@@ -60,8 +60,8 @@ class AsyncClient:
         self._resolver = Resolver(self._core.endpoint.host)
         self._max_connections = max_connections
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
-        # Event loops of different threads can share the client. Reentrant, as all locks of a call: the garbage collector
-        # may end a hold of a closed event loop at any time.
+        # Event loops of different threads can share the client. Reentrant, as all locks of a call: the garbage
+        # collector may end a hold of a closed event loop at any time.
         self._lock = threading.RLock()
         reset_after_fork(self)
 
