@@ -81,7 +81,9 @@ export function referenceBody(reference: HoldReference): RequestBody {
   const hasSubject = Object.values(request).some((value) => value !== undefined);
   if (typeof token === "string" && id === undefined && !hasSubject) return { token };
   if (token !== undefined || id === undefined) {
-    throw new InvalidRequestError("a hold is identified by its token, or by its id with labels or with key and limit: pass exactly one");
+    throw new InvalidRequestError(
+      "a hold is identified by its token, or by its id with labels or with key and limit: pass exactly one",
+    );
   }
   return { ...requestBody(request as Request), id: validId(id) };
 }

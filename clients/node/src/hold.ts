@@ -149,7 +149,9 @@ export class Hold {
     if (this.#hasEnded) return;
     const unfinished = this.#unfinishedCall;
     const call =
-      unfinished === null ? this.settle(this.#actualCost ?? this.#estimate) : this.#finish(unfinished.operation, () => unfinished);
+      unfinished === null
+        ? this.settle(this.#actualCost ?? this.#estimate)
+        : this.#finish(unfinished.operation, () => unfinished);
     await this.#reportFailure(call);
   }
 
@@ -180,12 +182,14 @@ export class Hold {
     options?: CallOptions,
   ): Promise<Settlement> {
     const { reference } = this.#answer;
-    clearTimeout(this.#timer);
     try {
       this.#unfinishedCall = reference === null ? null : adjustment(reference);
       const settlement =
-        this.#unfinishedCall === null ? withoutCounters(operation) : await this.#caller.adjust(this.#unfinishedCall, options);
+        this.#unfinishedCall === null
+          ? withoutCounters(operation)
+          : await this.#caller.adjust(this.#unfinishedCall, options);
       this.#hasEnded = true;
+      clearTimeout(this.#timer);
       return settlement;
     } catch (error) {
       // after an UnavailableError, the end of the block repeats the call
@@ -228,7 +232,7 @@ export class Hold {
       }
       pauseMs = Math.max(ttlMs * RENEW_AGAIN_AFTER, SHORTEST_RENEWAL_PAUSE_MS);
     }
-    if (!this.#hasEnded && this.#unfinishedCall === null) this.#renewAfter(pauseMs, ttlMs);
+    if (!this.#hasEnded) this.#renewAfter(pauseMs, ttlMs);
   }
 }
 
@@ -251,15 +255,18 @@ function isLive({ outcome, tiers }: Settlement): boolean {
   return tiers.length === 0 ? outcome === "renewed" : tiers.some((tier) => tier.outcome === "renewed");
 }
 
-/** Calls a function with a hold, and ends the hold when it returns or fails. */
-export async function useHold<T>(hold: Hold, use: (hold: Hold) => T | Promise<T>): Promise<T> {
+/**
+ * Calls a function with a hold, and ends the hold when it returns or fails. After an abort, an exception of any kind does not release the
+ * hold: some libraries throw the reason of the signal or an error of their own.
+ */
+export async function useHold<T>(hold: Hold, use: (hold: Hold) => T | Promise<T>, signal?: AbortSignal): Promise<T> {
   hold.keepAlive();
   let result: T;
   try {
     result = await use(hold);
   } catch (error) {
     // otherwise a client could avoid the charge by disconnecting
-    await (isAbort(error) ? hold.end() : hold.fail());
+    await (signal?.aborted || isAbort(error) ? hold.end() : hold.fail());
     throw error;
   }
   await hold.end();

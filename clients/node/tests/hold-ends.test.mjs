@@ -34,6 +34,7 @@ async function start(t) {
   const environment = { SLUICEGATE_STORE_DEADLINE: "5s" };
   const server = await Server.start(t, { config: RULES, environment });
   const client = new Client({ url: server.url, deadlineMs: RELAXED_MS });
+  client.url = server.url;
   t.after(() => client.close());
   return client;
 }
@@ -167,6 +168,24 @@ test("express: a response without a connection ends with that of its request", a
 });
 
 const get = (handler, init = {}) => handler(new Request("http://localhost/", init));
+
+test("express: the holds of the last requests are settled when the server and the client are closed", async (t) => {
+  const observer = await start(t);
+  const client = new Client({ url: observer.url, deadlineMs: RELAXED_MS });
+  const app = express();
+  app.get("/", forExpress(settings(client)), (request, response) => {
+    holdOf(request).actualCost = { tokens: 5 };
+    setTimeout(() => response.end("hello"), 100);
+  });
+  const server = createServer(app);
+  const url = await listen(t, server);
+  const responses = Array.from({ length: 2 }, () => fetch(url, { headers: { connection: "close" } }));
+  await until("both requests are held", async () => (await remaining(observer))[0] === 8);
+  await new Promise((resolve) => server.close(resolve));
+  await client.close();
+  assert.deepEqual(await remaining(observer), [10, 990]);
+  for (const response of await Promise.all(responses)) assert.equal(await response.text(), "hello");
+});
 
 test("fetch: the body of a response to HEAD is not read", async (t) => {
   const client = await start(t);
