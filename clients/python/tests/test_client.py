@@ -43,7 +43,7 @@ def test_a_key_with_its_own_limit_needs_no_rule(connect, shared_server, ip):
 def test_only_a_calendar_window_has_a_zone_and_an_anchor(fields):
     Limit(2, "1 month", algorithm="fixed-window", **fields)
     for window, algorithm in [("30d", "fixed-window"), ("1h", "token-bucket"), (None, "concurrency")]:
-        with pytest.raises(InvalidRequest, match="needs a period of the calendar: remove it"):
+        with pytest.raises(InvalidRequest, match="needs a calendar window: remove it"):
             Limit(2, window, algorithm=algorithm, **fields)
 
 

@@ -69,7 +69,7 @@ class Limit:
         for name, value in (("zone", self.zone), ("anchor", self.anchor)):
             if value is not None and not self._is_calendar:
                 raise InvalidRequest(
-                    f"{name} {value!r} needs a period of the calendar: remove it, or use "
+                    f"{name} {value!r} needs a calendar window: remove it, or use "
                     'algorithm="fixed-window" and a window such as "1 month"'
                 )
         if self.algorithm == "concurrency":
