@@ -368,6 +368,21 @@ def test_an_asyncio_hold_is_renewed_while_its_block_runs(fake):
     assert {request["ttl_ms"] for request in server.requests[1:-1]} == {300}
 
 
+def test_an_asyncio_hold_is_awaitable_but_not_a_coroutine(fake):
+    server = fake(HoldServer())
+
+    async def use(client):
+        assert (await client.hold(LABELS)).allowed
+        assert all(await asyncio.gather(client.hold(LABELS), client.hold(LABELS)))
+        assert (await asyncio.wait_for(client.hold(LABELS), RELAXED)).allowed
+        pending = client.hold(LABELS)
+        with pytest.raises(TypeError, match="coroutine"):
+            asyncio.create_task(pending)
+        assert await pending
+
+    run_in_loop(server, use)
+
+
 def test_a_settled_hold_is_not_renewed(fake):
     server = fake(HoldServer(ttl_ms=100))
 
