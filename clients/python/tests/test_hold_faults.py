@@ -377,7 +377,7 @@ def test_an_asyncio_hold_is_awaitable_but_not_a_coroutine(fake):
         assert (await asyncio.wait_for(client.hold(LABELS), RELAXED)).allowed
         pending = client.hold(LABELS)
         with pytest.raises(TypeError, match="coroutine"):
-            asyncio.create_task(pending)
+            asyncio.get_running_loop().create_task(pending)
         assert await pending
 
     run_in_loop(server, use)
