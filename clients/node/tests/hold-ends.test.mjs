@@ -169,23 +169,41 @@ test("express: a response without a connection ends with that of its request", a
 
 const get = (handler, init = {}) => handler(new Request("http://localhost/", init));
 
-test("express: the holds of the last requests are settled when the server and the client are closed", async (t) => {
-  const observer = await start(t);
-  const client = new Client({ url: observer.url, deadlineMs: RELAXED_MS });
-  const app = express();
-  app.get("/", forExpress(settings(client)), (request, response) => {
-    holdOf(request).actualCost = { tokens: 5 };
-    setTimeout(() => response.end("hello"), 100);
+for (const [name, startApp] of [
+  [
+    "express",
+    async (t, client, handler) => {
+      const app = express();
+      app.get("/", forExpress(settings(client)), (request, response) => handler(request, response));
+      const server = createServer(app);
+      return [await listen(t, server), () => new Promise((resolve) => server.close(resolve))];
+    },
+  ],
+  [
+    "fastify",
+    async (_, client, handler) => {
+      const app = Fastify();
+      await app.register(forFastify, settings(client));
+      app.get("/", (request, reply) => handler(request, reply.raw));
+      return [await app.listen({ port: 0, host: "127.0.0.1" }), () => app.close()];
+    },
+  ],
+]) {
+  test(`${name}: the last holds are settled when the server and the client are closed`, async (t) => {
+    const observer = await start(t);
+    const client = new Client({ url: observer.url, deadlineMs: RELAXED_MS });
+    const [url, close] = await startApp(t, client, (request, response) => {
+      holdOf(request).actualCost = { tokens: 5 };
+      setTimeout(() => response.end("hello"), 100);
+    });
+    const responses = Array.from({ length: 2 }, () => fetch(url, { headers: { connection: "close" } }));
+    await until("both requests are held", async () => (await remaining(observer))[0] === 8);
+    await close();
+    await client.close();
+    assert.deepEqual(await remaining(observer), [10, 990]);
+    for (const response of await Promise.all(responses)) assert.equal(await response.text(), "hello");
   });
-  const server = createServer(app);
-  const url = await listen(t, server);
-  const responses = Array.from({ length: 2 }, () => fetch(url, { headers: { connection: "close" } }));
-  await until("both requests are held", async () => (await remaining(observer))[0] === 8);
-  await new Promise((resolve) => server.close(resolve));
-  await client.close();
-  assert.deepEqual(await remaining(observer), [10, 990]);
-  for (const response of await Promise.all(responses)) assert.equal(await response.text(), "hello");
-});
+}
 
 test("fetch: the body of a response to HEAD is not read", async (t) => {
   const client = await start(t);
