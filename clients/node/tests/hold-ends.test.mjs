@@ -205,6 +205,23 @@ for (const [name, startApp] of [
   });
 }
 
+test("express: holds are settled when the server destroys its connections and the client is closed", async (t) => {
+  const observer = await start(t);
+  const client = new Client({ url: observer.url, deadlineMs: RELAXED_MS });
+  const app = express();
+  app.get("/", forExpress({ ...settings(client), cost: { requests: 1, tokens: 5 } }), () => {});
+  const server = createServer(app);
+  const url = await listen(t, server);
+  for (let n = 0; n < 8; n += 1) fetch(url).catch(() => {});
+  await until("all requests are held", async () => (await remaining(observer))[0] === 2);
+  await new Promise((resolve) => {
+    server.close(resolve);
+    server.closeAllConnections();
+  });
+  await client.close();
+  assert.deepEqual(await remaining(observer), [10, 960]);
+});
+
 test("fetch: the body of a response to HEAD is not read", async (t) => {
   const client = await start(t);
   const handler = forFetch(settings(client), () => new Response("the body that GET has"));
