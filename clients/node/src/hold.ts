@@ -257,7 +257,7 @@ function isLive({ outcome, tiers }: Settlement): boolean {
 
 /**
  * Calls a function with a hold, and ends the hold when it returns or fails. After an abort, an exception of any kind does not release the
- * hold: some libraries throw the reason of the signal or an error of their own.
+ * hold: some libraries throw the reason of the signal, or an error with another name.
  */
 export async function useHold<T>(hold: Hold, use: (hold: Hold) => T | Promise<T>, signal?: AbortSignal): Promise<T> {
   hold.keepAlive();
