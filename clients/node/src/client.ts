@@ -2,6 +2,7 @@
  * The client: operations, deadlines, the circuit breaker and the failure policy.
  */
 
+import { CallsInProgress } from "./calls-in-progress.js";
 import { type Batch, CheckBatcher, isBatchable } from "./check-batcher.js";
 import { type Admission, CircuitBreaker, MAX_BACKOFF_MS } from "./circuit-breaker.js";
 import { DEFAULT_URL, parseUrl, type TlsOptions, tlsSettings, validToken } from "./client-settings.js";
@@ -33,7 +34,7 @@ import {
   readResults,
 } from "./response.js";
 import type { Settlement } from "./settlement.js";
-import { type Call, Transport } from "./transport.js";
+import { type Call, closedError, Transport } from "./transport.js";
 
 const DEFAULT_DEADLINE_MS = 100;
 const MAX_DEADLINE_MS = 60_000;
@@ -85,6 +86,7 @@ export class Client {
   /** Receives errors that no caller sees. */
   readonly onError: ErrorHandler;
   readonly #transport: Transport;
+  readonly #inProgress = new CallsInProgress();
   readonly #breaker = new CircuitBreaker();
   readonly #batcher = new CheckBatcher((batch) => this.#sendBatch(batch));
   readonly #holds = new HoldCalls({
@@ -94,9 +96,11 @@ export class Client {
     decideDespite: (error, request, options) =>
       this.decideLocally("check", request, this.#hidden(error, options), options.onFailure),
     report: (error) => report(this.onError, error),
+    inProgress: this.#inProgress,
   });
   readonly #deadlineMs: number;
   readonly #onFailure: FailurePolicy;
+  #closing: Promise<void> | undefined;
 
   constructor(options: ClientOptions | string | URL = {}) {
     const settings: ClientOptions = typeof options === "string" || options instanceof URL ? { url: options } : options;
@@ -142,6 +146,7 @@ export class Client {
     if (!Array.isArray(requests) || requests.length > MAX_CHECKS) {
       throw new InvalidRequestError(`checkMany needs an array of at most ${MAX_CHECKS} requests`);
     }
+    this.#assertOpen();
     if (requests.length === 0) return [];
     const checks = requests.map((request) => withHeaders(requestBody(request), options.headers));
     const read = (body: unknown) => readResults(body, requests.length);
@@ -163,14 +168,16 @@ export class Client {
    *
    * @throws InvalidRequestError, AuthenticationError
    */
-  hold(request: Request, options: HoldOptions = {}): Promise<Hold> {
+  async hold(request: Request, options: HoldOptions = {}): Promise<Hold> {
+    this.#assertOpen();
     return this.#holds.hold(request, options);
   }
 
   /**
    * Holds a request while a function runs. The function is also called if the request is denied: see `hold.allowed`. The hold is renewed
    * while the function runs. Then it is settled with `actualCost`. If that is not set, an exception releases the hold, and otherwise the
-   * estimate stays charged, also after an `AbortError`: otherwise a client could avoid every charge by disconnecting.
+   * estimate stays charged, also after an `AbortError`, and after any exception if `options.signal` is aborted: otherwise a client could
+   * avoid every charge by disconnecting.
    */
   withHold<T>(request: Request, use: (hold: Hold) => T | Promise<T>): Promise<T>;
   withHold<T>(request: Request, options: HoldOptions, use: (hold: Hold) => T | Promise<T>): Promise<T>;
@@ -179,7 +186,7 @@ export class Client {
     ...rest: [use: (hold: Hold) => T | Promise<T>] | [options: HoldOptions, use: (hold: Hold) => T | Promise<T>]
   ): Promise<T> {
     const [options, use] = rest.length === 1 ? [{}, rest[0]] : rest;
-    return useHold(await this.hold(request, options), use);
+    return useHold(await this.hold(request, options), use, options.signal);
   }
 
   /**
@@ -227,7 +234,8 @@ export class Client {
    */
   async refund(request: RefundRequest, options: CallOptions = {}): Promise<Decision> {
     const body = requestBody(request);
-    return this.#callAlways({ path: "/v1/refund", body, read: readDecision, size: "decision" }, options);
+    const operation: Operation<Decision> = { path: "/v1/refund", body, read: readDecision, size: "decision" };
+    return this.#inProgress.add(this.#callAlways(operation, options));
   }
 
   /**
@@ -255,13 +263,32 @@ export class Client {
     return decideByPolicy(onFailure === undefined ? this.#onFailure : validPolicy(onFailure), call, request, reason);
   }
 
-  /** Closes all connections. Calls in progress fail, and later calls too. */
-  close(): void {
+  /**
+   * Closes all connections, after waiting up to the deadline of the client for settlements, releases and refunds, also for those that are
+   * repeated in the background. Later checks and holds fail at once, and all calls after the connections are closed. Never rejects.
+   */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  async #close(): Promise<void> {
+    let timer: NodeJS.Timeout | undefined;
+    const deadline = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, this.#deadlineMs);
+    });
+    await Promise.race([this.#inProgress.ended(), deadline]);
+    clearTimeout(timer);
     this.#transport.close();
+  }
+
+  #assertOpen(): void {
+    if (this.#closing !== undefined) throw closedError();
   }
 
   async #decide(call: PolicyCall, request: Request, options: CheckOptions): Promise<Decision> {
     const body = withHeaders(requestBody(request), options.headers);
+    this.#assertOpen();
     const operation: Operation<Decision> = { path: `/v1/${call}`, body, read: readDecision, size: "decision" };
     try {
       return await (call === "check" ? this.#check(operation, options) : this.#callWithBreaker(operation, options));

@@ -87,6 +87,8 @@ export interface FailureDetails {
   mayHaveRun: boolean;
   /** Whether the call failed because of other calls of this process, not because of the server; false by default. */
   isLocal?: boolean;
+  /** Whether the server responded, with an error; false by default. */
+  hasResponse?: boolean;
   cause?: unknown;
 }
 
@@ -96,15 +98,18 @@ export class UnavailableError extends SluicegateError {
   readonly mayHaveRun: boolean;
   /** Whether the call failed because of other calls of this process, for example because it waited for a connection. */
   readonly isLocal: boolean;
+  /** Whether the server responded, with an error. */
+  readonly hasResponse: boolean;
 
   constructor(
     message: string,
-    { mayHaveRun, isLocal = false, cause }: FailureDetails,
+    { mayHaveRun, isLocal = false, hasResponse = false, cause }: FailureDetails,
     code: "unavailable" | "deadline" | "circuit_open" | "overload" | "closed" | "tls" = "unavailable",
   ) {
     super(code, message, cause);
     this.mayHaveRun = mayHaveRun;
     this.isLocal = isLocal;
+    this.hasResponse = hasResponse;
   }
 }
 

@@ -2,6 +2,7 @@
  * The operations on holds. Each is idempotent: the client chooses the id, and a hold is settled or released at most once.
  */
 
+import type { CallsInProgress } from "./calls-in-progress.js";
 import type { CallOptions, CheckOptions } from "./client.js";
 import type { Decision } from "./decision.js";
 import { SluicegateError, UnavailableError } from "./errors.js";
@@ -51,6 +52,8 @@ export interface HoldPort {
   /** Reports an error after which the failure policy decides. Throws other errors. */
   decideDespite(error: unknown, request: Request, options: CheckOptions): Decision;
   report(error: SluicegateError): void;
+  /** The calls that the client waits for when it is closed. */
+  readonly inProgress: CallsInProgress;
 }
 
 /** Makes holds, and settles, releases and renews them. */
@@ -74,7 +77,8 @@ export class HoldCalls implements HoldCaller {
     if (options.headers === true) body.headers = true;
     const operation = { path: "/v1/hold", body, read: holdReader(options.ttlMs) };
     const estimate = copiedCost(request.cost ?? 1);
-    return new Hold(await this.#answer(operation, request, id, options), estimate, this);
+    const answer = this.#port.inProgress.add(this.#answer(operation, request, id, options));
+    return new Hold(await answer, estimate, this);
   }
 
   async #answer(
@@ -90,10 +94,10 @@ export class HoldCalls implements HoldCaller {
       let reference = isAborted || isAmbiguous(error) ? referenceTo(request, id) : null;
       // the server may have admitted it. If the caller repeats its own id, a release would end the repeated hold
       const release = reference !== null && options.id === undefined ? releaseOf(reference) : null;
-      if (isAborted && release !== null) this.#queue.add(release);
+      if (isAborted && release !== null) this.#enqueue(release);
       const decision = this.#port.decideDespite(error, request, options);
       if (!decision.allowed) {
-        if (release !== null) this.#queue.add(release);
+        if (release !== null) this.#enqueue(release);
         reference = null;
       }
       const ttlMs = options.ttlMs ?? null;
@@ -105,14 +109,29 @@ export class HoldCalls implements HoldCaller {
   async adjust(adjustment: HoldAdjustment, options: CallOptions = {}): Promise<Settlement> {
     const operation = operationOf(adjustment);
     if (adjustment.operation === "renew") return this.#port.callAlways(operation, options);
+    return this.#port.inProgress.add(this.#end(adjustment, operation, options));
+  }
+
+  async #end(
+    adjustment: HoldAdjustment,
+    operation: HoldOperation<Settlement>,
+    options: CallOptions,
+  ): Promise<Settlement> {
     try {
       return await this.#port.callWithBreaker(operation, options);
     } catch (error) {
       const isAborted = !(error instanceof SluicegateError);
-      const isQueued = (isAborted || isUnavailable(error)) && this.#queue.add(adjustment);
+      const isQueued = (isAborted || isUnavailable(error)) && this.#enqueue(adjustment);
       if (isQueued && !isAborted) return QUEUED;
       throw error;
     }
+  }
+
+  /** Repeats a call in the background. Returns whether there is space for it. */
+  #enqueue(adjustment: HoldAdjustment): boolean {
+    const isQueued = this.#queue.add(adjustment);
+    if (isQueued) void this.#port.inProgress.add(this.#queue.emptied());
+    return isQueued;
   }
 
   reportUnsettled(error: SluicegateError): void {

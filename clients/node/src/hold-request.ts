@@ -81,7 +81,9 @@ export function referenceBody(reference: HoldReference): RequestBody {
   const hasSubject = Object.values(request).some((value) => value !== undefined);
   if (typeof token === "string" && id === undefined && !hasSubject) return { token };
   if (token !== undefined || id === undefined) {
-    throw new InvalidRequestError("a hold is identified by its token, or by its id with labels or with key and limit: pass exactly one");
+    throw new InvalidRequestError(
+      "a hold is identified by its token, or by its id with labels or with key and limit: pass exactly one",
+    );
   }
   return { ...requestBody(request as Request), id: validId(id) };
 }
@@ -119,7 +121,9 @@ export function holdReader(ttlMs: number | undefined): (body: unknown) => HoldAn
     const { id, token = null, expires_at_us: expiresAtUs = null, repeated } = (body ?? {}) as Partial<HoldBody>;
     if (decision === null || typeof id !== "string" || typeof repeated !== "boolean") return null;
     const { atUs, source } = decision;
-    const foundMs = expiresAtUs === null || atUs === null ? null : (expiresAtUs - atUs) / 1000;
+    // a repeated answer has the time of the first one, but the expiry after all renewals
+    const isKnown = !repeated && expiresAtUs !== null && atUs !== null;
+    const foundMs = isKnown ? (expiresAtUs - atUs) / 1000 : null;
     // a hold that no rule matches has no counters
     const reference = token === null || source === "unmatched" ? null : { token };
     return { decision, id, token, expiresAtUs, isRepeated: repeated, reference, ttlMs: ttlMs ?? foundMs };

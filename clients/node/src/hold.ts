@@ -4,7 +4,7 @@
 
 import type { CallOptions } from "./client.js";
 import type { Decision } from "./decision.js";
-import { InvalidRequestError, isSluicegateError, type SluicegateError, UnavailableError } from "./errors.js";
+import { isSluicegateError, type SluicegateError, UnavailableError } from "./errors.js";
 import {
   copiedCost,
   type HoldAdjustment,
@@ -24,11 +24,13 @@ const RENEW_AGAIN_AFTER = 1 / 15;
 const SHORTEST_RENEWAL_PAUSE_MS = 50;
 
 /**
- * A hold that the server may have made without an answer has an unknown time to live. It is renewed after this pause, by the default of
- * the server.
+ * The default time to live of the server. It renews a hold whose time to live is unknown, because its answer was lost, no store recorded
+ * it, or it existed already. A renewal never shortens a hold.
  */
-const UNANSWERED_PAUSE_MS = 500;
-const UNANSWERED_TTL_MS = 60_000;
+const DEFAULT_TTL_MS = 60_000;
+
+/** The pause before such a hold is renewed for the first time. */
+const FIRST_PAUSE_MS = 500;
 
 /** The outcomes for a hold that has no counters. */
 const WITHOUT_COUNTERS = { settle: "settled", release: "released", renew: "renewed" } as const;
@@ -119,15 +121,14 @@ export class Hold {
   }
 
   /**
-   * Moves the expiry to `ttlMs` from now, if that is later. The default is the time to live of the hold.
+   * Moves the expiry to `ttlMs` from now, if that is later. The default is the time to live of the hold, or 60 s if that is unknown.
    *
    * @throws SluicegateError
    */
-  async renew(ttlMs: number | null = this.#answer.ttlMs, options?: CallOptions): Promise<Settlement> {
+  async renew(ttlMs?: number | null, options?: CallOptions): Promise<Settlement> {
     const { reference } = this.#answer;
     if (reference === null) return withoutCounters("renew");
-    if (ttlMs === null) throw new InvalidRequestError("the time to live of the hold is unknown: pass ttlMs");
-    return this.#caller.adjust(renewalOf(reference, ttlMs), options);
+    return this.#caller.adjust(renewalOf(reference, ttlMs ?? this.#ttlMs), options);
   }
 
   /**
@@ -136,14 +137,11 @@ export class Hold {
    */
   keepAlive(): void {
     const { reference, ttlMs } = this.#answer;
-    if (this.#isKeptAlive || this.#hasEnded || reference === null || (ttlMs === null && this.token !== null)) return;
+    if (this.#isKeptAlive || this.#hasEnded || reference === null) return;
     this.#isKeptAlive = true;
-    if (ttlMs === null) {
-      this.#renewAfter(UNANSWERED_PAUSE_MS, UNANSWERED_TTL_MS);
-      return;
-    }
+    const pauseMs = ttlMs === null ? FIRST_PAUSE_MS : ttlMs * RENEW_AFTER;
     // the remaining time of a hold that existed already is unknown
-    this.#renewAfter(this.isRepeated ? 0 : ttlMs * RENEW_AFTER, ttlMs);
+    this.#renewAfter(this.isRepeated ? 0 : pauseMs, this.#ttlMs);
   }
 
   /** Settles `actualCost`, or the estimate if that is not set, unless the hold has ended. Errors are reported. */
@@ -151,7 +149,9 @@ export class Hold {
     if (this.#hasEnded) return;
     const unfinished = this.#unfinishedCall;
     const call =
-      unfinished === null ? this.settle(this.#actualCost ?? this.#estimate) : this.#finish(unfinished.operation, () => unfinished);
+      unfinished === null
+        ? this.settle(this.#actualCost ?? this.#estimate)
+        : this.#finish(unfinished.operation, () => unfinished);
     await this.#reportFailure(call);
   }
 
@@ -172,18 +172,24 @@ export class Hold {
     return () => this.end();
   }
 
+  get #ttlMs(): number {
+    return this.#answer.ttlMs ?? DEFAULT_TTL_MS;
+  }
+
   async #finish(
     operation: HoldAdjustment["operation"],
     adjustment: (reference: RequestBody) => HoldAdjustment,
     options?: CallOptions,
   ): Promise<Settlement> {
     const { reference } = this.#answer;
-    clearTimeout(this.#timer);
     try {
       this.#unfinishedCall = reference === null ? null : adjustment(reference);
       const settlement =
-        this.#unfinishedCall === null ? withoutCounters(operation) : await this.#caller.adjust(this.#unfinishedCall, options);
+        this.#unfinishedCall === null
+          ? withoutCounters(operation)
+          : await this.#caller.adjust(this.#unfinishedCall, options);
       this.#hasEnded = true;
+      clearTimeout(this.#timer);
       return settlement;
     } catch (error) {
       // after an UnavailableError, the end of the block repeats the call
@@ -218,8 +224,7 @@ export class Hold {
   async #renewOnce(ttlMs: number): Promise<void> {
     let pauseMs = ttlMs * RENEW_AFTER;
     try {
-      const { outcome } = await this.renew(ttlMs);
-      if (outcome !== "renewed") return;
+      if (!isLive(await this.renew(ttlMs))) return;
     } catch (error) {
       if (!(error instanceof UnavailableError) || error.code === "closed") {
         this.#caller.reportUnsettled(error as SluicegateError);
@@ -227,7 +232,7 @@ export class Hold {
       }
       pauseMs = Math.max(ttlMs * RENEW_AGAIN_AFTER, SHORTEST_RENEWAL_PAUSE_MS);
     }
-    if (!this.#hasEnded && this.#unfinishedCall === null) this.#renewAfter(pauseMs, ttlMs);
+    if (!this.#hasEnded) this.#renewAfter(pauseMs, ttlMs);
   }
 }
 
@@ -245,15 +250,23 @@ function withoutCounters(operation: HoldAdjustment["operation"]): Settlement {
   return { outcome: WITHOUT_COUNTERS[operation], tiers: [] };
 }
 
-/** Calls a function with a hold, and ends the hold when it returns or fails. */
-export async function useHold<T>(hold: Hold, use: (hold: Hold) => T | Promise<T>): Promise<T> {
+/** Returns whether any counter still has a renewed hold. The overall outcome is that of the worst counter. */
+function isLive({ outcome, tiers }: Settlement): boolean {
+  return tiers.length === 0 ? outcome === "renewed" : tiers.some((tier) => tier.outcome === "renewed");
+}
+
+/**
+ * Calls a function with a hold, and ends the hold when it returns or fails. After an abort, an exception of any kind does not release the
+ * hold: some libraries throw the reason of the signal, or an error with another name.
+ */
+export async function useHold<T>(hold: Hold, use: (hold: Hold) => T | Promise<T>, signal?: AbortSignal): Promise<T> {
   hold.keepAlive();
   let result: T;
   try {
     result = await use(hold);
   } catch (error) {
     // otherwise a client could avoid the charge by disconnecting
-    await (isAbort(error) ? hold.end() : hold.fail());
+    await (signal?.aborted || isAbort(error) ? hold.end() : hold.fail());
     throw error;
   }
   await hold.end();

@@ -38,6 +38,7 @@ export function validateLimit(limit: Limit): void {
   }
   validateRange("amount", amount, MAX_AMOUNTS[algorithm], algorithm);
   validateWindow(window, algorithm);
+  validateCalendar(limit);
   if (burst === undefined) return;
   if (algorithm !== "token-bucket" && algorithm !== "gcra") {
     throw new ConfigurationError(`limit: ${algorithm} has no burst: remove it, or use token-bucket`);
@@ -67,6 +68,15 @@ function validateWindow(window: string | undefined, algorithm: Algorithm): void 
   }
   if (windowMs > MAX_WINDOW_MS) {
     throw new ConfigurationError(`limit: window ${JSON.stringify(window)} is out of range: use 1ms to 3650d`);
+  }
+}
+
+function validateCalendar({ window, zone, anchor }: Limit): void {
+  if (window !== undefined && CALENDAR_WINDOW.test(window)) return;
+  for (const [name, value] of Object.entries({ zone, anchor })) {
+    if (value === undefined) continue;
+    const fix = 'remove it, or use fixed-window and a window such as "1 month"';
+    throw new ConfigurationError(`limit: ${name} ${JSON.stringify(value)} needs a calendar window: ${fix}`);
   }
 }
 

@@ -32,7 +32,8 @@ export interface AppliedRule {
   readonly limit: {
     readonly algorithm: string;
     readonly amount: number;
-    readonly window: string;
+    /** Not for `concurrency`. */
+    readonly window?: string;
     readonly capacity: number;
     readonly shadow: boolean;
   };
@@ -91,7 +92,7 @@ export function readResponse<T>(response: HttpResponse, path: string, read: (bod
     default: {
       const reason = detail ?? "not a response of sluicegate: check the client's url";
       const message = `${path} failed with status ${response.status} (${reason})`;
-      throw new UnavailableError(message, { mayHaveRun: response.status !== 404 });
+      throw new UnavailableError(message, { mayHaveRun: response.status !== 404, hasResponse: true });
     }
   }
 }

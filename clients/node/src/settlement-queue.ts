@@ -34,13 +34,16 @@ export interface QueueBounds {
   maxAgeMs: number;
 }
 
-/** Settlements that were not delivered. They are sent in order. */
+/**
+ * Settlements that were not delivered. They are sent one by one. One to which the server responds with an error is repeated after the
+ * others, so that it does not block them.
+ */
 export class SettlementQueue {
   readonly #sender: SettlementSender;
   readonly #maxQueued: number;
   readonly #maxAgeMs: number;
   readonly #waiting = new Queue<Queued>();
-  #isSending = false;
+  #sending: Promise<void> | null = null;
 
   constructor(sender: SettlementSender, { maxQueued, maxAgeMs }: QueueBounds = BOUNDS) {
     this.#sender = sender;
@@ -52,30 +55,46 @@ export class SettlementQueue {
   add(adjustment: HoldAdjustment): boolean {
     if (this.#waiting.size >= this.#maxQueued) return false;
     this.#waiting.add({ adjustment, untilMs: performance.now() + this.#maxAgeMs });
-    if (!this.#isSending) void this.#sendAll();
+    this.#sending ??= this.#sendAll();
     return true;
   }
 
-  async #sendAll(): Promise<void> {
-    this.#isSending = true;
-    for (let next = this.#waiting.shift(); next !== undefined; next = this.#waiting.shift()) await this.#deliver(next);
-    this.#isSending = false;
+  /** Waits until the queue is empty. */
+  emptied(): Promise<void> {
+    return this.#sending ?? Promise.resolve();
   }
 
-  /** Repeats a settlement until it is answered or too old. */
-  async #deliver({ adjustment, untilMs }: Queued): Promise<void> {
-    for (let pauseMs = FIRST_PAUSE_MS; ; pauseMs = Math.min(LONGEST_PAUSE_MS, pauseMs * 2)) {
-      try {
-        await this.#sender.send(adjustment);
-        return;
-      } catch (error) {
-        const isRepeated = error instanceof UnavailableError && error.code !== "closed" && performance.now() < untilMs;
-        if (!isRepeated) {
-          this.#sender.dropped(error as SluicegateError);
-          return;
-        }
+  async #sendAll(): Promise<void> {
+    let pauseMs = FIRST_PAUSE_MS;
+    for (let next = this.#waiting.shift(); next !== undefined; ) {
+      const failure = await this.#send(next);
+      if (failure === null) {
+        pauseMs = FIRST_PAUSE_MS;
+        next = this.#waiting.shift();
+        continue;
       }
-      await new Promise((resolve) => setTimeout(resolve, pauseMs * (0.5 + Math.random() / 2)).unref());
+      if (failure.hasResponse) {
+        this.#waiting.add(next);
+        next = this.#waiting.shift();
+      }
+      await pause(pauseMs * (0.5 + Math.random() / 2));
+      pauseMs = Math.min(LONGEST_PAUSE_MS, pauseMs * 2);
     }
+    this.#sending = null;
   }
+
+  /** Sends a settlement. Returns the error if it is sent again later. */
+  async #send({ adjustment, untilMs }: Queued): Promise<UnavailableError | null> {
+    try {
+      await this.#sender.send(adjustment);
+    } catch (error) {
+      if (error instanceof UnavailableError && error.code !== "closed" && performance.now() < untilMs) return error;
+      this.#sender.dropped(error as SluicegateError);
+    }
+    return null;
+  }
+}
+
+function pause(ms: number): Promise<void> {
+  return new Promise((resolve) => setTimeout(resolve, ms).unref());
 }

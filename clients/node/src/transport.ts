@@ -31,6 +31,11 @@ export interface Call {
   signal?: AbortSignal | undefined;
 }
 
+/** The error of a call after the client was closed. */
+export function closedError(): UnavailableError {
+  return new UnavailableError("the client is closed: create another one", { mayHaveRun: false }, "closed");
+}
+
 /** Sends requests to one server. */
 export class Transport {
   readonly #pool: ConnectionPool;
@@ -77,10 +82,7 @@ export class Transport {
    * @throws UnavailableError, or the reason of the signal
    */
   send(call: Call): Promise<HttpResponse> {
-    if (this.#isClosed) {
-      const message = "the client is closed: create another one";
-      return Promise.reject(new UnavailableError(message, { mayHaveRun: false }, "closed"));
-    }
+    if (this.#isClosed) return Promise.reject(closedError());
     return new Promise((resolve, reject) => new Exchange(this.#pool, this, call, resolve, reject).start());
   }
 

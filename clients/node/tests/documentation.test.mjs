@@ -38,7 +38,7 @@ function usage(program, port) {
   if (program.includes("export const GET")) {
     return `const response = await GET(new Request("http://localhost/api", ${init})); ${print}`;
   }
-  return program.includes("withHold") ? "console.log(answer);" : "console.log(decision.source);";
+  return program.includes("withHold") ? "// prints the answer" : "console.log(decision.source);";
 }
 
 /** The output of a program. */

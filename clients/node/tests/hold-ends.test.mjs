@@ -34,6 +34,7 @@ async function start(t) {
   const environment = { SLUICEGATE_STORE_DEADLINE: "5s" };
   const server = await Server.start(t, { config: RULES, environment });
   const client = new Client({ url: server.url, deadlineMs: RELAXED_MS });
+  client.url = server.url;
   t.after(() => client.close());
   return client;
 }
@@ -167,6 +168,59 @@ test("express: a response without a connection ends with that of its request", a
 });
 
 const get = (handler, init = {}) => handler(new Request("http://localhost/", init));
+
+for (const [name, startApp] of [
+  [
+    "express",
+    async (t, client, handler) => {
+      const app = express();
+      app.get("/", forExpress(settings(client)), (request, response) => handler(request, response));
+      const server = createServer(app);
+      return [await listen(t, server), () => new Promise((resolve) => server.close(resolve))];
+    },
+  ],
+  [
+    "fastify",
+    async (_, client, handler) => {
+      const app = Fastify();
+      await app.register(forFastify, settings(client));
+      app.get("/", (request, reply) => handler(request, reply.raw));
+      return [await app.listen({ port: 0, host: "127.0.0.1" }), () => app.close()];
+    },
+  ],
+]) {
+  test(`${name}: the last holds are settled when the server and the client are closed`, async (t) => {
+    const observer = await start(t);
+    const client = new Client({ url: observer.url, deadlineMs: RELAXED_MS });
+    const [url, close] = await startApp(t, client, (request, response) => {
+      holdOf(request).actualCost = { tokens: 5 };
+      setTimeout(() => response.end("hello"), 100);
+    });
+    const responses = Array.from({ length: 2 }, () => fetch(url, { headers: { connection: "close" } }));
+    await until("both requests are held", async () => (await remaining(observer))[0] === 8);
+    await close();
+    await client.close();
+    assert.deepEqual(await remaining(observer), [10, 990]);
+    for (const response of await Promise.all(responses)) assert.equal(await response.text(), "hello");
+  });
+}
+
+test("express: holds are settled when the server destroys its connections and the client is closed", async (t) => {
+  const observer = await start(t);
+  const client = new Client({ url: observer.url, deadlineMs: RELAXED_MS });
+  const app = express();
+  app.get("/", forExpress({ ...settings(client), cost: { requests: 1, tokens: 5 } }), () => {});
+  const server = createServer(app);
+  const url = await listen(t, server);
+  for (let n = 0; n < 8; n += 1) fetch(url).catch(() => {});
+  await until("all requests are held", async () => (await remaining(observer))[0] === 2);
+  await new Promise((resolve) => {
+    server.close(resolve);
+    server.closeAllConnections();
+  });
+  await client.close();
+  assert.deepEqual(await remaining(observer), [10, 960]);
+});
 
 test("fetch: the body of a response to HEAD is not read", async (t) => {
   const client = await start(t);

@@ -15,9 +15,9 @@ const OUTCOMES = { settle: "settled", release: "released", renew: "renewed" };
 
 /**
  * Starts a fake server. `lost`, `failed` and `silent` return whether the request with a number gets a closed connection, a 503, or no
- * response.
+ * response. The rules in `gone` have no hold any more when it is renewed.
  */
-async function fakeServer(t, { decision = DECIDED, ttlMs = 60_000, repeated = false, ...settings } = {}) {
+async function fakeServer(t, { decision = DECIDED, ttlMs = 60_000, repeated = false, gone = [], ...settings } = {}) {
   const { lost = () => false, failed = () => false, silent = () => false } = settings;
   const seen = { calls: [], bodies: [] };
   const server = createServer(async (request, response) => {
@@ -39,7 +39,12 @@ async function fakeServer(t, { decision = DECIDED, ttlMs = 60_000, repeated = fa
     if (path !== "hold") {
       const outcome = OUTCOMES[path];
       const tier = { rule: "tokens", unit: "tokens", outcome, charged: 5, remaining: 3, expires_at_us: 7 };
-      return { outcome, tiers: [tier] };
+      if (path !== "renew" || gone.length === 0) return { outcome, tiers: [tier] };
+      const lost = { ...tier, outcome: "unknown", charged: null, remaining: null, expires_at_us: null };
+      return {
+        outcome: "unknown",
+        tiers: gone.map((rule) => ({ ...lost, rule })).concat(gone.includes("tokens") ? [] : tier),
+      };
     }
     const admitted = { token: "t0ken", expires_at_us: 1 + ttl_ms * 1000 };
     return { ...decision, id, repeated, ...(decision.allowed ? admitted : {}) };
@@ -94,6 +99,31 @@ test("the end of withHold settles the estimate, an exception releases, and an ab
   ]);
 });
 
+test("an abort of another kind, by the signal of the hold, settles the estimate", async (t) => {
+  const server = await fakeServer(t);
+  const client = startClient(t, server);
+  const request = { ...LABELS, cost: 9 };
+  const gone = new Error("the client has disconnected");
+  for (const thrown of [gone, new TypeError("terminated")]) {
+    const controller = new AbortController();
+    const use = () => {
+      controller.abort(gone);
+      throw thrown;
+    };
+    await assert.rejects(client.withHold(request, { signal: controller.signal }, use), thrown);
+  }
+  await assert.rejects(
+    client.withHold(request, { signal: new AbortController().signal }, () => Promise.reject(gone)),
+    gone,
+  );
+  const ends = server.calls.filter(([path]) => path !== "hold");
+  assert.deepEqual(ends, [
+    ["settle", 9],
+    ["settle", 9],
+    ["release", undefined],
+  ]);
+});
+
 test("the actual cost is settled also after an exception", async (t) => {
   const server = await fakeServer(t);
   const client = startClient(t, server);
@@ -125,6 +155,16 @@ test("a settlement with an invalid cost keeps the estimate", async (t) => {
   const use = (hold) => hold.settle({ tokens: -1 });
   await assert.rejects(client.withHold({ ...LABELS, cost: 9 }, use), /cost.tokens is -1/);
   assert.deepEqual(server.calls[1], ["settle", 9]);
+});
+
+test("a settlement that fails does not stop the renewals", async (t) => {
+  const server = await fakeServer(t, { ttlMs: 150 });
+  const client = startClient(t, server);
+  await client.withHold(LABELS, async (hold) => {
+    await assert.rejects(hold.settle({ tokens: -1 }), InvalidRequestError);
+    await until("two renewals", () => server.calls.length >= 3);
+  });
+  assert.deepEqual(new Set(server.paths().slice(1, -1)), new Set(["renew"]));
 });
 
 test("the end of an await using block settles", async (t) => {
@@ -286,6 +326,36 @@ test("an actual cost that cannot be queued is settled by the end of the block", 
   assert.ok(!server.calls.some(([path, cost]) => path === "settle" && cost === 500));
 });
 
+test("closing the client waits for settlements, also for those in the background", async (t) => {
+  const server = await fakeServer(t, { failed: (number) => number === 2 });
+  const client = startClient(t, server);
+  assert.equal((await (await client.hold(LABELS)).settle(1)).outcome, "queued");
+  const hold = await client.hold(LABELS);
+  void hold.settle(7);
+  const closed = client.close();
+  // later calls fail at once
+  await assert.rejects(client.check(LABELS), { code: "closed" });
+  await assert.rejects(client.hold(LABELS), { code: "closed" });
+  assert.equal(client.close(), closed);
+  await closed;
+  const settled = server.calls.filter(([path]) => path === "settle").map(([, cost]) => cost);
+  assert.deepEqual(settled.sort(), [1, 1, 7]);
+  await assert.rejects(client.settle({ token: "t", cost: 1 }), { code: "closed" });
+});
+
+test("closing the client takes at most its deadline", async (t) => {
+  const server = await fakeServer(t, { silent: (number) => number > 1 });
+  const reported = [];
+  const client = startClient(t, server, { deadlineMs: 300, onError: (error) => reported.push(error.message) });
+  const hold = await client.hold(LABELS, { deadlineMs: RELAXED_MS });
+  const settled = hold.settle(1, { deadlineMs: RELAXED_MS });
+  const startedMs = performance.now();
+  await client.close();
+  assert.ok(performance.now() - startedMs < 2000);
+  assert.equal((await settled).outcome, "queued");
+  await until("the settlement is dropped", () => reported.some((text) => /the hold was not settled/.test(text)));
+});
+
 test("a settlement that is dropped is reported", async (t) => {
   const reported = [];
   const server = await fakeServer(t, { failed: (number) => number > 1 });
@@ -384,14 +454,41 @@ test("a failed renewal is repeated before the hold expires", async (t) => {
   assert.deepEqual(server.paths(), ["hold", "renew", "renew", "renew", "settle"]);
 });
 
+test("a hold is renewed while any of its counters is", async (t) => {
+  const server = await fakeServer(t, { ttlMs: 150, gone: ["requests"] });
+  const client = startClient(t, server);
+  await client.withHold(LABELS, () => until("two renewals", () => server.calls.length >= 3));
+  assert.deepEqual(server.paths().slice(0, 3), ["hold", "renew", "renew"]);
+});
+
+test("a hold without a counter is not renewed again", async (t) => {
+  const server = await fakeServer(t, { ttlMs: 100, gone: ["tokens"] });
+  const client = startClient(t, server);
+  await client.withHold(LABELS, () => sleep(400));
+  assert.deepEqual(server.paths(), ["hold", "renew", "settle"]);
+});
+
+test("a hold with an unknown time to live is renewed by the default", async (t) => {
+  // as a server answers whose rule decided by the policy "local"
+  const server = await fakeServer(t, { decision: { ...DECIDED, at_us: null, source: "fallback" } });
+  const client = startClient(t, server);
+  await client.withHold(LABELS, () => until("a renewal", () => server.calls.length >= 2));
+  const hold = await client.hold(LABELS);
+  assert.equal((await hold.renew()).outcome, "renewed");
+  assert.deepEqual(server.paths(), ["hold", "renew", "settle", "hold", "renew"]);
+  assert.deepEqual([server.bodies[1].ttl_ms, server.bodies[4].ttl_ms], [60_000, 60_000]);
+});
+
 test("a hold that existed already is renewed at once", async (t) => {
-  const server = await fakeServer(t, { repeated: true });
+  // the time of the first answer, and the expiry after many renewals
+  const server = await fakeServer(t, { repeated: true, ttlMs: 3_600_000 });
   const client = startClient(t, server);
   await client.withHold(LABELS, { id: "again" }, (hold) => {
     assert.ok(hold.isRepeated);
     return until("a renewal", () => server.calls.length >= 2);
   });
   assert.deepEqual(server.paths(), ["hold", "renew", "settle"]);
+  assert.equal(server.bodies[1].ttl_ms, 60_000);
 });
 
 test("a hold or a settlement that is aborted is ended in the background", async (t) => {

@@ -422,6 +422,8 @@ test("invalid options are rejected when the middleware is created", async () => 
       [{ burst: 0 }, /burst 0 is out of range/],
       [{ burst: 1.5 }, /burst 1.5 is out of range/],
       [{ window: "3651d" }, /window "3651d" is out of range/],
+      [{ algorithm: "fixed-window", window: "1d", zone: "UTC" }, /zone "UTC" needs a calendar window: remove it/],
+      [{ anchor: 15 }, /anchor 15 needs a calendar window: remove it, or use fixed-window and .* "1 month"/],
     ].map(([setting, message]) => [{ client, name: "a", key: () => "a", limit: { ...limit, ...setting } }, message]),
     [{ client, name: "a", key: () => "a", limit: "100/m" }, /limit is "100\/m": use an object/],
     [{ client, name: "a", key: () => "a", limit: null }, /limit is null: use an object/],

@@ -245,7 +245,7 @@ function settlementQueue(bounds, next) {
   const sender = {
     async send(adjustment) {
       seen.sent.push(adjustment);
-      const error = next(seen.sent.length);
+      const error = next(seen.sent.length, adjustment);
       if (error !== undefined) throw error;
     },
     dropped: (error) => seen.dropped.push(error.message),
@@ -263,6 +263,16 @@ test("settlements are sent in order, and one that the server rejects is dropped"
   assert.deepEqual([seen.sent, seen.dropped], [["a", "a", "a", "b", "c"], ["invalid token"]]);
   assert.equal(queue.add("d"), true);
   assert.equal(seen.sent.at(-1), "d");
+});
+
+test("a settlement to which the server answers with an error does not block others", async () => {
+  const { queue, seen } = settlementQueue({ maxQueued: 10, maxAgeMs: 60_000 }, (_, adjustment) =>
+    adjustment === "a" ? new UnavailableError("503", { mayHaveRun: true, hasResponse: true }) : undefined,
+  );
+  for (const adjustment of ["a", "b", "c"]) queue.add(adjustment);
+  await until("the others are sent", () => seen.sent.length >= 4);
+  assert.deepEqual(seen.sent.slice(0, 4), ["a", "b", "c", "a"]);
+  assert.deepEqual(seen.dropped, []);
 });
 
 test("a queue of settlements is bounded in number and time", async () => {

@@ -39,6 +39,14 @@ def test_a_key_with_its_own_limit_needs_no_rule(connect, shared_server, ip):
     assert client.check(key=ip + "other", limit="2/hour").remaining == 1
 
 
+@pytest.mark.parametrize("fields", [{"zone": "Europe/Berlin"}, {"anchor": 15}, {"anchor": "sunday"}])
+def test_only_a_calendar_window_has_a_zone_and_an_anchor(fields):
+    Limit(2, "1 month", algorithm="fixed-window", **fields)
+    for window, algorithm in [("30d", "fixed-window"), ("1h", "token-bucket"), (None, "concurrency")]:
+        with pytest.raises(InvalidRequest, match="needs a calendar window: remove it"):
+            Limit(2, window, algorithm=algorithm, **fields)
+
+
 def test_a_key_can_have_a_calendar_window_and_a_lease(connect, shared_server, ip):
     client = connect(shared_server.url)
     monthly = Limit(2, "1 month", algorithm="fixed-window", zone="Europe/Berlin", anchor=15, lease=1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,8 @@ import threading
 
 import pytest
 
-from conftest import RELAXED, wait_until
-from sluicegate import AsyncClient, Client, InvalidRequest, Limit, Unavailable, settlement_queue
+from conftest import PATIENCE, RELAXED, http_response, wait_until
+from sluicegate import AsyncClient, Client, InvalidRequest, Limit, Unavailable, hold_request, settlement_queue
 from sluicegate.asgi import RateLimitMiddleware
 from sluicegate.resolver import Resolver
 from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
@@ -148,6 +149,38 @@ def test_an_unexpected_error_does_not_stop_the_queue(fake, monkeypatch, caplog):
         wait_until(lambda: len(server.requests) == 5, "the settlement is sent")
 
 
+class Rejecting(HoldServer):
+    """Answers the settlements of one cost with a 503, for example because the store of their counter is down."""
+
+    def __call__(self, server, connection):
+        while (request := server.read_request(connection)) is not None:
+            if request.get("cost") == 1:
+                connection.sendall(http_response(b'{"status":503,"detail":"store"}', "503 Service Unavailable"))
+            else:
+                answer = self.answer(server.paths[-1], request)
+                connection.sendall(http_response(json.dumps(answer).encode()))
+
+
+def test_a_settlement_that_the_server_does_not_accept_does_not_block_others(fake):
+    server = fake(Rejecting())
+    client = Client(server.url, deadline=RELAXED)
+    queue = client._settlements
+    for cost in (1, 2, 3):
+        assert queue.add(hold_request.settle({"token": "t0ken"}, cost))
+    wait_until(lambda: len(queue) == 1, "the others are delivered")
+    assert [cost for _, cost in calls(server)][:3] == [1, 2, 3]
+    wait_until(lambda: calls(server)[-1][1] == 1, "the first is repeated")
+    client._pool.close()
+
+
+def test_after_a_lost_connection_settlements_keep_their_order(fake):
+    server = fake(HoldServer(lose=(1, 2)))
+    with Client(server.url, deadline=RELAXED) as client:
+        for cost in (1, 2):
+            assert client._settlements.add(hold_request.settle({"token": "t0ken"}, cost))
+    assert [cost for _, cost in calls(server)] == [1, 1, 1, 2]
+
+
 def test_without_a_thread_a_name_is_looked_up_again(monkeypatch):
     resolver = Resolver("localhost")
     with monkeypatch.context() as patched:
@@ -208,12 +241,89 @@ client._settlements.wait_until_empty(5)
 """
 
 
+def run_program(program, url):
+    """Runs a program in another process, because its connection is garbage that Python warns of."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = [sys.executable, "-c", program, url]
+    subprocess.run(arguments, env=environment, check=True, capture_output=True, timeout=PATIENCE)
+
+
 def test_a_task_that_is_destroyed_with_its_event_loop_settles_the_estimate(fake):
     server = fake(HoldServer())
-    # In another process, because its connection is garbage that Python warns of.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", CLOSED_LOOP, server.url], env=environment, check=True, capture_output=True)
+    run_program(CLOSED_LOOP, server.url)
     assert calls(server) == [("hold", {"tokens": 500}), ("settle", {"tokens": 500})]
+
+
+COLLECTED_IN_A_CALL = CLOSED_LOOP.replace(
+    """
+gc.collect()
+""",
+    """
+class Collecting(dict):
+    def items(self):
+        gc.collect()
+        return super().items()
+
+client._pools = Collecting(client._pools)
+asyncio.run(client.check({"tenant": "acme"}))
+gc.collect()
+""",
+)
+
+
+def test_garbage_collection_can_end_a_hold_while_another_event_loop_gets_its_pool(fake):
+    server = fake(HoldServer())
+    run_program(COLLECTED_IN_A_CALL, server.url)
+    assert ("settle", {"tokens": 500}) in calls(server)
+
+
+PENDING_TASK = """
+import asyncio, sys
+from sluicegate import AsyncClient
+
+client = AsyncClient(sys.argv[1], deadline=5)
+loop = asyncio.new_event_loop()
+
+async def block():
+    async with client.hold({"tenant": "acme"}, cost={"tokens": 500}):
+        loop.stop()
+        await asyncio.Event().wait()
+
+task = loop.create_task(block())
+loop.run_forever()
+"""
+
+SUSPENDED_GENERATOR = """
+import sys
+from sluicegate import Client
+
+client = Client(sys.argv[1].replace("127.0.0.1", "localhost"), deadline=5)
+
+def stream():
+    with client.hold({"tenant": "acme"}):
+        yield
+
+words = stream()
+next(words)
+# Until the server is down. Its name is looked up again.
+sys.stdin.readline()
+client._pool._resolver.__init__("localhost")
+"""
+
+
+@pytest.mark.parametrize("program", [PENDING_TASK, SUSPENDED_GENERATOR], ids=["task", "generator"])
+def test_the_interpreter_exits_although_a_hold_has_not_ended(fake, program):
+    server = fake(HoldServer())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment}
+    with subprocess.Popen([sys.executable, "-c", program, server.url], **options) as process:
+        try:
+            wait_until(lambda: server.requests, "the hold is made")
+            server.kill()
+            process.communicate(b"\n", timeout=PATIENCE)
+            assert process.returncode == 0
+        finally:
+            process.kill()
 
 
 def test_a_limit_of_requests_in_flight_needs_a_hold():

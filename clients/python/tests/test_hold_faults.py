@@ -368,6 +368,21 @@ def test_an_asyncio_hold_is_renewed_while_its_block_runs(fake):
     assert {request["ttl_ms"] for request in server.requests[1:-1]} == {300}
 
 
+def test_an_asyncio_hold_is_awaitable_but_not_a_coroutine(fake):
+    server = fake(HoldServer())
+
+    async def use(client):
+        assert (await client.hold(LABELS)).allowed
+        assert all(await asyncio.gather(client.hold(LABELS), client.hold(LABELS)))
+        assert (await asyncio.wait_for(client.hold(LABELS), RELAXED)).allowed
+        pending = client.hold(LABELS)
+        with pytest.raises(TypeError, match="coroutine"):
+            asyncio.get_running_loop().create_task(pending)
+        assert await pending
+
+    run_in_loop(server, use)
+
+
 def test_a_settled_hold_is_not_renewed(fake):
     server = fake(HoldServer(ttl_ms=100))
 
@@ -393,13 +408,75 @@ def test_a_failed_renewal_is_repeated_before_the_hold_expires(fake):
     assert [path for path, _ in calls(server)] == ["hold", "renew", "renew", "renew", "settle"]
 
 
+def test_a_hold_is_renewed_while_any_of_its_counters_is(fake):
+    class PartlyReset(HoldServer):
+        def answer(self, path, request):
+            answer = super().answer(path, request)
+            if path != "/v1/renew":
+                return answer
+            gone = {"rule": "requests", "unit": "requests", "outcome": "unknown"}
+            return {"outcome": "unknown", "tiers": [gone, *answer["tiers"]]}
+
+    server = fake(PartlyReset(ttl_ms=300))
+
+    async def use(client):
+        async with client.hold(LABELS):
+            await wait_for_requests(server, 3)
+
+    run_in_loop(server, use)
+    assert [path for path, _ in calls(server)][:3] == ["hold", "renew", "renew"]
+
+
+@pytest.mark.parametrize("tiers", [[], [{"rule": "tokens", "unit": "tokens", "outcome": "unknown"}]])
+def test_a_hold_without_a_counter_is_not_renewed_again(fake, tiers):
+    class Gone(HoldServer):
+        def answer(self, path, request):
+            return {"outcome": "unknown", "tiers": tiers} if path == "/v1/renew" else super().answer(path, request)
+
+    server = fake(Gone(ttl_ms=100))
+
+    async def use(client):
+        async with client.hold(LABELS):
+            await asyncio.sleep(0.4)
+
+    run_in_loop(server, use)
+    assert [path for path, _ in calls(server)] == ["hold", "renew", "settle"]
+
+
+class WithoutTime(HoldServer):
+    """Answers as a server whose rule decided by the policy `local`: the hold has no time of the store."""
+
+    def answer(self, path, request):
+        answer = super().answer(path, request)
+        return {**answer, "at_us": None, "source": "fallback"} if path == "/v1/hold" else answer
+
+
+def test_a_hold_with_an_unknown_ttl_is_renewed_by_the_default(connect, fake):
+    server = fake(WithoutTime())
+    assert connect(server.url).hold(LABELS).renew().outcome == "renewed"
+    assert server.requests[1]["ttl_ms"] == 60_000
+
+
+def test_an_asyncio_hold_with_an_unknown_ttl_is_renewed(fake):
+    server = fake(WithoutTime())
+
+    async def use(client):
+        async with client.hold(LABELS):
+            await wait_for_requests(server, 2)
+
+    run_in_loop(server, use)
+    assert [path for path, _ in calls(server)] == ["hold", "renew", "settle"]
+    assert server.requests[1]["ttl_ms"] == 60_000
+
+
 def test_a_hold_that_existed_already_is_renewed_at_once(fake):
     class Repeating(HoldServer):
         def answer(self, path, request):
             answer = super().answer(path, request)
             return {**answer, "repeated": True} if path == "/v1/hold" else answer
 
-    server = fake(Repeating())
+    # The time of the first answer, and the expiry after many renewals.
+    server = fake(Repeating(ttl_ms=3_600_000))
 
     async def use(client):
         async with client.hold(LABELS, id="again") as hold:
@@ -408,6 +485,7 @@ def test_a_hold_that_existed_already_is_renewed_at_once(fake):
 
     run_in_loop(server, use)
     assert [path for path, _ in calls(server)] == ["hold", "renew", "settle"]
+    assert server.requests[1]["ttl_ms"] == 60_000
 
 
 def test_a_cancelled_block_settles_the_estimate(fake):

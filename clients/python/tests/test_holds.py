@@ -7,7 +7,7 @@ import uuid
 from typing import Annotated
 
 import pytest
-from fastapi import Depends, FastAPI
+from fastapi import BackgroundTasks, Depends, FastAPI
 from fastapi.responses import StreamingResponse
 
 from conftest import RELAXED, Redis, Sluicegate, wait_until
@@ -15,6 +15,7 @@ from sluicegate import AsyncClient, AsyncHold, Client, HoldConflict, InvalidRequ
 from sluicegate.asgi import DECISION, HOLD, RateLimitMiddleware
 from sluicegate.fastapi import RateLimiter, current_hold
 from test_fastapi import Caller
+from test_hold_faults import LABELS, HoldServer, calls
 
 RULES = """
 [defaults]
@@ -243,6 +244,17 @@ def app(server):
 
         return StreamingResponse(words())
 
+    @app.get("/background")
+    async def background(tasks: BackgroundTasks, hold: Annotated[AsyncHold, Depends(current_hold)]):
+        async def work():
+            app.state.entered.set()
+            await app.state.leave.wait()
+            hold.actual_cost = {"tokens": 900}
+
+        tasks.add_task(work)
+        hold.actual_cost = {"tokens": 3}
+        return "ok"
+
     app.add_middleware(
         RateLimitMiddleware,
         client=client,
@@ -292,6 +304,59 @@ def test_the_middleware_holds_until_a_stream_has_ended(app, connect, server, lab
     assert applies["in-flight"] == 1
     assert response.body == b"one two three"
     assert remaining(sequential, labels) == {"in-flight": 2, "tokens": 997, "requests": 19}
+
+
+def test_the_middleware_does_not_hold_during_background_tasks(app, connect, server, labels):
+    state, client = app.app.state, connect(server.url)
+
+    async def until_the_slot_is_free():
+        while True:
+            explanation = await app.client.explain(labels, cost={"requests": 0, "tokens": 0})
+            if explanation.applies[0]["state"]["remaining"] == 2:
+                return
+            await asyncio.sleep(0.02)
+
+    async def run():
+        running = asyncio.create_task(app._request("/background", b"", "GET", {"x-tenant": labels["tenant"]}))
+        await state.entered.wait()
+        await asyncio.wait_for(until_the_slot_is_free(), RELAXED)
+        assert not running.done()
+        state.leave.set()
+        return await running
+
+    assert app.loop.run_until_complete(run()).status == 200
+    assert remaining(client, labels) == {"in-flight": 2, "tokens": 997, "requests": 19}
+
+
+def test_the_middleware_settles_once_although_the_last_message_cancels_the_application(fake):
+    server = fake(HoldServer())
+
+    async def application(scope, receive, send):
+        scope[HOLD].actual_cost = 7
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        scope[HOLD].actual_cost = 8
+        # As Starlette does when the web server reports the end of the response.
+        asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
+        await send({"type": "http.response.body", "body": b"b"})
+        await asyncio.Event().wait()
+
+    async def run():
+        async with AsyncClient(server.url, deadline=RELAXED) as client:
+            middleware = RateLimitMiddleware(application, client, labels=LABELS, hold=True)
+            sent = []
+
+            async def send(message):
+                sent.append(message)
+
+            scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
+            running = asyncio.create_task(middleware(scope, None, send))
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            return sent
+
+    assert len(asyncio.run(run())) == 3
+    assert calls(server) == [("hold", 1), ("settle", 8)]
 
 
 def test_the_middleware_settles_a_stream_whose_client_has_disconnected(app, connect, server, labels):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -32,8 +33,9 @@ class RateLimitMiddleware:
     Pass labels for the server's rules, or a limit with a key. Functions receive an `AsgiRequest`. `denied` returns the
     ASGI application that responds to a denied request, for example a Starlette response.
 
-    With `hold=True`, each request is held until the application has sent its response and returns. Rules with the
-    algorithm `concurrency` require this. The application sets the actual cost: `scope[HOLD].actual_cost = …`.
+    With `hold=True`, each request is held until the application has sent the last message of its response, or returns.
+    Rules with the algorithm `concurrency` require this. Until then, the application sets the actual cost:
+    `scope[HOLD].actual_cost = …`.
     """
 
     def __init__(
@@ -89,20 +91,37 @@ class RateLimitMiddleware:
 
 
 def _held(app: App, hold: AsyncHold) -> App:
-    """Returns an application that ends the hold after the response.
+    """Returns an application that ends the hold after the last message of the response.
 
     An exception settles the estimate: a client that can cause one must not avoid the charge.
     """
 
     async def held_app(scope: Scope, receive: Receive, send: Send) -> None:
+        ending: asyncio.Task[None] | None = None
+
+        async def send_message(message: Message) -> None:
+            nonlocal ending
+            await send(message)
+            if ending is None and _is_last(message):
+                # A task, because Starlette may cancel its own after the last message.
+                ending = asyncio.get_running_loop().create_task(hold.__aexit__(None, None, None))
+
         async with hold:
             try:
-                await app(scope, receive, send)
+                await app(scope, receive, send_message)
             except Exception:
                 hold.keep_estimate()
                 raise
+            finally:
+                if ending is not None:
+                    await ending
 
     return held_app
+
+
+def _is_last(message: Message) -> bool:
+    kind = message["type"]
+    return kind == "http.response.pathsend" or (kind == "http.response.body" and not message.get("more_body"))
 
 
 def send_with_headers(send: Send, headers: Mapping[str, str]) -> Send:

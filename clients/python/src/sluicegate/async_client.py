@@ -60,8 +60,9 @@ class AsyncClient:
         self._resolver = Resolver(self._core.endpoint.host)
         self._max_connections = max_connections
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
-        # Event loops of different threads can share the client.
-        self._lock = threading.Lock()
+        # Event loops of different threads can share the client. Reentrant, as all locks of a call: the garbage
+        # collector may end a hold of a closed event loop at any time.
+        self._lock = threading.RLock()
         reset_after_fork(self)
 
     async def check(
@@ -285,7 +286,7 @@ class AsyncClient:
     def reset_after_fork(self) -> None:
         """Drops the connections of the parent process."""
         self._pools = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     async def __aenter__(self) -> AsyncClient:
         """Returns the client."""

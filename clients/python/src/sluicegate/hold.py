@@ -10,7 +10,7 @@ from typing import Any
 
 from sluicegate.check import Cost, cost_to_json
 from sluicegate.decision import Decision
-from sluicegate.errors import InvalidRequest, SluicegateError, Unavailable
+from sluicegate.errors import SluicegateError, Unavailable
 from sluicegate.hold_request import HoldAdjustment, HoldAnswer, release, renew, settle
 from sluicegate.settlement import Settlement
 
@@ -19,10 +19,11 @@ RENEW_AFTER = 2 / 3
 # A failed renewal is repeated after this fraction of the time to live, and after this pause in seconds at the earliest.
 RENEW_AGAIN_AFTER = 1 / 15
 SHORTEST_RENEWAL_PAUSE = 0.05
-# If the answer to a hold was lost, its time to live may be unknown. The hold is then renewed after this pause (in
-# seconds), for the default ttl of the server.
-UNANSWERED_PAUSE = 0.5
-UNANSWERED_TTL = 60.0
+# The default ttl of the server, in seconds. It renews a hold whose time to live is unknown, because its answer was
+# lost, no store recorded it, or it existed already. A renewal never shortens a hold.
+DEFAULT_TTL = 60.0
+# The pause before such a hold is renewed for the first time, in seconds.
+FIRST_PAUSE = 0.5
 
 # The outcomes for a hold that has no counters.
 _WITHOUT_COUNTERS = {"settle": "settled", "release": "released", "renew": "renewed"}
@@ -31,6 +32,11 @@ _WITHOUT_COUNTERS = {"settle": "settled", "release": "released", "renew": "renew
 def _copied(cost: Cost) -> Cost:
     """Returns a cost that does not change with the mapping of the application."""
     return dict(cost) if isinstance(cost, Mapping) else cost
+
+
+def _is_live(renewal: Settlement) -> bool:
+    """Returns whether any counter still has the hold. The overall outcome is that of the worst counter."""
+    return "renewed" in ([tier.outcome for tier in renewal.tiers] or [renewal.outcome])
 
 
 class HoldState:
@@ -102,14 +108,13 @@ class HoldState:
         reference = self._answer.reference
         return None if reference is None else release(reference)
 
+    @property
+    def _ttl(self) -> float:
+        return DEFAULT_TTL if self._answer.ttl is None else self._answer.ttl
+
     def _renewal(self, ttl: float | None) -> HoldAdjustment | None:
         reference = self._answer.reference
-        if reference is None:
-            return None
-        ttl = self._answer.ttl if ttl is None else ttl
-        if ttl is None:
-            raise InvalidRequest("the time to live of the hold is unknown: pass ttl")
-        return renew(reference, ttl)
+        return None if reference is None else renew(reference, self._ttl if ttl is None else ttl)
 
     def _final_call(self, error: BaseException | None) -> HoldAdjustment | None:
         """Returns the call at the end of a block; `None` if the hold has ended.
@@ -154,9 +159,9 @@ class Hold(HoldState):
         return self._finish(self._release, "release", deadline)
 
     def renew(self, ttl: float | None = None, *, deadline: float | None = None) -> Settlement:
-        """Moves the expiry to `ttl` seconds from now, if that is later. By default, `ttl` is that of the hold.
+        """Moves the expiry to `ttl` seconds from now, if that is later.
 
-        Raises `Unavailable`.
+        By default, `ttl` is that of the hold, or 60 seconds if that is unknown. Raises `Unavailable`.
         """
         return self._send(self._renewal(ttl), "renew", deadline)
 
@@ -229,17 +234,15 @@ class AsyncHold(HoldState):
         return await self._finish(self._release, "release", deadline)
 
     async def renew(self, ttl: float | None = None, *, deadline: float | None = None) -> Settlement:
-        """Moves the expiry to `ttl` seconds from now, if that is later. By default, `ttl` is that of the hold.
+        """Moves the expiry to `ttl` seconds from now, if that is later.
 
-        Raises `Unavailable`.
+        By default, `ttl` is that of the hold, or 60 seconds if that is unknown. Raises `Unavailable`.
         """
         return await self._send(self._renewal(ttl), "renew", deadline)
 
     async def __aenter__(self) -> AsyncHold:
         """Starts to renew the hold."""
-        answer = self._answer
-        can_renew = answer.ttl is not None or answer.token is None
-        if answer.reference is not None and can_renew and self._renewing is None:
+        if self._answer.reference is not None and self._renewing is None:
             self._renewing = asyncio.get_running_loop().create_task(self._keep_alive())
         return self
 
@@ -283,12 +286,11 @@ class AsyncHold(HoldState):
 
     async def _keep_alive(self) -> None:
         """Renews the hold until it has ended."""
-        if self._answer.ttl is None:
-            ttl, pause = UNANSWERED_TTL, UNANSWERED_PAUSE
-        else:
-            ttl = self._answer.ttl
+        ttl = self._ttl
+        pause = FIRST_PAUSE if self._answer.ttl is None else ttl * RENEW_AFTER
+        if self._answer.repeated:
             # The remaining time of a hold that existed already is unknown.
-            pause = 0.0 if self._answer.repeated else ttl * RENEW_AFTER
+            pause = 0.0
         while True:
             await asyncio.sleep(pause)
             if self._has_ended:
@@ -301,7 +303,7 @@ class AsyncHold(HoldState):
             except SluicegateError as error:
                 self._report(error)
                 return
-            if settlement.outcome != "renewed":
+            if not _is_live(settlement):
                 return
             pause = ttl * RENEW_AFTER
 

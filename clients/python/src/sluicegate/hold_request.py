@@ -78,8 +78,9 @@ def answer_from_json(request: HoldRequest, fields: Mapping[str, Any]) -> HoldAns
     decision = decision_from_json(fields, request.check.limit_name)
     token = fields.get("token")
     expires_at_us = fields.get("expires_at_us")
-    ttl = request.ttl
-    if ttl is None and expires_at_us is not None and decision.at_us is not None:
+    ttl, repeated = request.ttl, fields["repeated"]
+    # A repeated answer has the time of the first one, but the expiry after all renewals.
+    if ttl is None and not repeated and expires_at_us is not None and decision.at_us is not None:
         ttl = (expires_at_us - decision.at_us) / 1_000_000
     is_recorded = token is not None and decision.source != _UNMATCHED
     return HoldAnswer(
@@ -87,7 +88,7 @@ def answer_from_json(request: HoldRequest, fields: Mapping[str, Any]) -> HoldAns
         id=fields["id"],
         token=token,
         expires_at_us=expires_at_us,
-        repeated=fields["repeated"],
+        repeated=repeated,
         reference={"token": token} if is_recorded else None,
         ttl=ttl,
     )

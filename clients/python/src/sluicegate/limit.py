@@ -66,6 +66,12 @@ class Limit:
             raise InvalidRequest(f"amount {self.amount!r} is out of range: use an integer of at least 1")
         if self.burst is not None and not _is_count(self.burst):
             raise InvalidRequest(f"burst {self.burst!r} is out of range: use an integer of at least 1")
+        for name, value in (("zone", self.zone), ("anchor", self.anchor)):
+            if value is not None and not self._is_calendar:
+                raise InvalidRequest(
+                    f"{name} {value!r} needs a calendar window: remove it, or use "
+                    'algorithm="fixed-window" and a window such as "1 month"'
+                )
         if self.algorithm == "concurrency":
             if self.window is not None:
                 raise InvalidRequest(f"window {self.window!r}: concurrency has no window: remove it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -31,6 +32,9 @@ class Resolver:
         """Returns the addresses, or a lookup in progress. Expired addresses are used until a lookup succeeds."""
         if time.monotonic() < self._valid_until:
             return self._addresses
+        if sys.is_finalizing():
+            # No thread runs any more, and one may have had the lock. Python 3.11 and older would wait for it forever.
+            return self._addresses or self._failed("the interpreter shuts down")
         with self._lock:
             lookup = self._lookup
             if lookup is None or lookup.done():
@@ -40,7 +44,7 @@ class Resolver:
                     thread.start()
                 except RuntimeError as error:
                     # The process has too many threads, or the interpreter shuts down.
-                    lookup.set_exception(OSError(f"cannot resolve {self._host}: {error}"))
+                    lookup.set_exception(self._error(error))
             return self._addresses or lookup
 
     def prefer(self, address: str) -> None:
@@ -59,13 +63,21 @@ class Resolver:
         try:
             found = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            lookup.set_exception(OSError(f"cannot resolve {self._host}: {error}"))
+            lookup.set_exception(self._error(error))
             return
         addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))[:MAX_ADDRESSES]
         with self._lock:
             self._addresses = addresses
             self._valid_until = time.monotonic() + TIME_TO_LIVE
         lookup.set_result(addresses)
+
+    def _failed(self, reason: str) -> Future[tuple[str, ...]]:
+        lookup: Future[tuple[str, ...]] = Future()
+        lookup.set_exception(self._error(reason))
+        return lookup
+
+    def _error(self, reason: object) -> OSError:
+        return OSError(f"cannot resolve {self._host}: {reason}")
 
 
 def _is_address(host: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from sluicegate.blocking import Pool
 from sluicegate.errors import SluicegateError, Unavailable
 from sluicegate.fork import reset_after_fork
 from sluicegate.hold_request import HoldAdjustment
+from sluicegate.http1 import Response
 from sluicegate.settlement import settlement_from_json
 
 if TYPE_CHECKING:
@@ -29,7 +31,9 @@ DEADLINE = 1.0
 
 
 class SettlementQueue:
-    """Settlements that were not delivered. A thread sends them in order, and ends when the queue is empty.
+    """Settlements that were not delivered. A thread sends them, and ends when the queue is empty.
+
+    One that the server answers with an error is repeated after the others, so that it does not block them.
 
     The asyncio client uses a thread as well, because a thread outlives event loops and cancelled tasks.
     """
@@ -47,6 +51,9 @@ class SettlementQueue:
 
     def add(self, adjustment: HoldAdjustment) -> bool:
         """Repeats a call until it is answered. Returns whether there is space for it, and a thread."""
+        if sys.is_finalizing():
+            # No thread runs any more, and one may have had the lock. Python 3.11 and older would wait for it forever.
+            return False
         with self._changed:
             if len(self._waiting) >= MAX_QUEUED:
                 return False
@@ -76,10 +83,14 @@ class SettlementQueue:
         pause = FIRST_PAUSE
         while (first := self._first()) is not None:
             adjustment, until = first
+            response: Response | None = None
             try:
-                self._send(pool, adjustment)
+                response = self._send(pool, adjustment)
+                self._core.received(response, settlement_from_json)
             except Unavailable as error:
                 if time.monotonic() < until:
+                    if response is not None:
+                        self._move_first_to_end()
                     time.sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(pause * 2, LONGEST_PAUSE)
                     continue
@@ -103,10 +114,13 @@ class SettlementQueue:
             self._waiting.popleft()
             self._changed.notify_all()
 
-    def _send(self, pool: Pool, adjustment: HoldAdjustment) -> None:
+    def _move_first_to_end(self) -> None:
+        with self._changed:
+            self._waiting.rotate(-1)
+
+    def _send(self, pool: Pool, adjustment: HoldAdjustment) -> Response:
         request = self._core.encode_hold_adjustment(adjustment, deadline=DEADLINE)
         try:
-            response = pool.send(request, time.monotonic() + DEADLINE)
+            return pool.send(request, time.monotonic() + DEADLINE)
         except Unavailable as error:
             raise self._core.failed(error) from error
-        self._core.received(response, settlement_from_json)
