@@ -433,7 +433,7 @@ impl Holds {
                 state.refund(&limit, now, units, None);
             }
         } else if was_charged && actual < units {
-            state.refund(&state.correction_limit(&limit, now), now, units - actual, Some(at));
+            state.refund_correction(&limit, now, units - actual, at);
         } else {
             let excess = if was_charged { actual - units } else { actual };
             // even a charge of 0 would convert the counter to the window of the hold
@@ -491,8 +491,8 @@ impl Holds {
             return Answer::UNKNOWN_HOLD;
         };
         if self.index.remove(&record, id) {
-            let limit = state.correction_limit(&record.limit, now);
-            state.refund(&limit, now, record.units, Some(Timestamp::from_micros(record.at_us)));
+            let at = Timestamp::from_micros(record.at_us);
+            state.refund_correction(&record.limit, now, record.units, at);
         }
         self.remove(id);
         self.update_expiries(state);

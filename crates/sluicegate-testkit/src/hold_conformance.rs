@@ -336,6 +336,60 @@ conformance_tests! { hold_conformance:
         assert_eq!(counter.left(&limit).await, 10);
     }
 
+    /// A bucket refunds what has not drained of a hold, also when more than a window has passed: a burst drains for several windows.
+    a_bucket_refunds_what_has_not_drained_after_a_window(fixture) {
+        let limit = Limit::token_bucket(10, SECOND).and_then(|limit| limit.with_burst(1_000)).expect("a valid limit");
+        for (seconds, actual, other, left) in [
+            (0, 0, 0, 1_000),
+            (1, 0, 0, 1_000),
+            (2, 0, 0, 1_000),
+            (50, 0, 0, 1_000),
+            (2, 400, 0, 600),
+            // what has drained is not refunded to other charges
+            (50, 0, 500, 500),
+            (50, 400, 500, 100),
+            (99, 0, 990, 10),
+            (100, 0, 1_000, 0),
+        ] {
+            let counter = fixture.new_counter();
+            let hold = HoldOperation::Hold { ttl: 10 * MINUTE };
+            assert_eq!(counter.on_hold("id", &limit, 1_000, hold).await.available, 0);
+            fixture.clock.advance(seconds * SECOND);
+            assert!(counter.check(&limit, other).await.passes);
+            let settled = counter.on_hold("id", &limit, actual, SETTLE).await;
+            assert_eq!(settled.available, left, "after {seconds} s, settled with {actual}");
+        }
+        // a hold that is released when it expires
+        let release = limit.with_on_expiry(OnExpiry::Release).expect("without a lease");
+        let counter = fixture.new_counter();
+        counter.on_hold("id", &release, 1_000, HoldOperation::Hold { ttl: 5 * SECOND }).await;
+        fixture.clock.advance(5 * SECOND);
+        let next = counter.on_hold("next", &release, 1, HOLD).await;
+        assert_eq!((next.hold.released, next.available), (1, 999));
+        // a debt
+        let counter = fixture.new_counter();
+        counter.on_hold("id", &limit, 1_000, HOLD).await;
+        counter.fixture.decide(Operation::Charge, &[(&*counter.key, terms(&limit, 700))], 1).await;
+        fixture.clock.advance(2 * SECOND);
+        assert_eq!(counter.on_hold("id", &limit, 200, SETTLE).await.available, 100);
+    }
+
+    /// A bucket that was charged at another rate since refunds a hold only within the window of its limit: how much of it has drained is unknown.
+    a_bucket_with_another_rate_refunds_only_within_a_window(fixture) {
+        let limit = |amount| Limit::token_bucket(amount, SECOND).and_then(|limit| limit.with_burst(1_000)).expect("a valid limit");
+        let (fast, slow) = (limit(10), limit(1));
+        for (old, new, elapsed, left) in
+            [(slow, fast, SECOND - MICROSECOND, 999), (slow, fast, SECOND, 9), (fast, slow, SECOND, 9)]
+        {
+            let counter = fixture.new_counter();
+            counter.on_hold("id", &old, 1_000, HOLD).await;
+            fixture.clock.advance(elapsed);
+            counter.fixture.decide(Operation::Charge, &[(&*counter.key, terms(&new, 1))], 1).await;
+            let settled = counter.on_hold("id", &old, 0, SETTLE).await;
+            assert_eq!(settled.available, left, "{old:?} after {elapsed:?}");
+        }
+    }
+
     /// A refund applies to the window in which the hold was made. In the next window it changes nothing; only an excess is charged there.
     a_hold_that_is_settled_in_the_next_window_changes_only_that_of_its_hold(fixture) {
         let month = ten_per(CalendarUnit::Month, "UTC", None);

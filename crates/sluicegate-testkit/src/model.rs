@@ -373,10 +373,11 @@ impl Counter {
     /// Refunds a charge under `limit`, while the level drains at `rate`.
     fn refund_level(&mut self, limit: &Limit, rate: &Limit, now: u64, units: u64, at: Option<u64>) {
         let last = now.max(self.last);
-        if at.is_some_and(|at| at > last || last - at >= limit.window_us()) {
+        let level = self.level_at(rate, last);
+        let reach = if level.has_rate_of(limit) { u64::MAX } else { limit.window_us() };
+        if at.is_some_and(|at| at > last || last - at >= reach) {
             return;
         }
-        let level = self.level_at(rate, last);
         // The rest of a single charge has drained since it was made.
         let drained = at.map_or(0, |at| u128::from(last - at) * level.units);
         let back = (u128::from(units) * level.under).saturating_sub(drained);
@@ -440,6 +441,11 @@ impl Level {
         Self { over: whole * target.under + (part * target.under).div_ceil(self.under), ..target }
     }
 }
+    fn has_rate_of(&self, limit: &Limit) -> bool {
+        let other = Self::empty(limit);
+        (self.units, self.under) == (other.units, other.under)
+    }
+
 
 fn counter_of(tier: &Tier) -> (Key, Algorithm) {
     (tier.key.clone(), tier.terms.limit.algorithm())

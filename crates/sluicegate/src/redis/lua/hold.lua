@@ -123,7 +123,8 @@ if has_holds then
     if window == limit.window and units == limit.units and micros == limit.micros then
       return limit
     end
-    local own = setmetatable({ window = window, phase = phase, units = units, micros = micros, ends = false }, { __index = limit })
+    local own = setmetatable({ window = window, phase = phase, units = units, micros = micros, ends = false,
+      made_under = limit }, { __index = limit })
     limit.algorithm.view(state, own)
     if state.used == 0 then
       limit.algorithm.view(state, limit)
