@@ -423,6 +423,63 @@ conformance_tests! { hold_conformance:
         assert_eq!(counter.left(&month).await, 10);
     }
 
+    /// Settlements in a calendar period beyond the two that were known when the holds were made add up, and count until the end of that period.
+    late_settlements_in_a_later_calendar_period_add_up(fixture) {
+        let ten = ten_per(CalendarUnit::Day, "UTC", None);
+        let day = ten.with_amount_and_window(1_000, ten.window_setting()).expect("a valid limit");
+        let midnight = at_second(MARCH);
+        let counter = fixture.new_counter();
+        fixture.clock.set(midnight.minus(SECOND));
+        for id in ["a", "b", "c", "d", "e"] {
+            counter.on_hold(id, &day, 10, HoldOperation::Hold { ttl: DAY }).await;
+        }
+        fixture.clock.set(midnight.plus(DAY + 30 * SECOND));
+        assert_eq!(counter.left(&day).await, 1_000);
+        for (id, actual, left) in [("a", 500, 510), ("b", 300, 220), ("c", 0, 220)] {
+            let late = counter.on_hold(id, &day, actual, SETTLE).await;
+            assert_eq!((late.hold.outcome, late.available), (HoldOutcome::Late, left), "{id}");
+            assert_eq!(counter.left(&day).await, left, "{id}");
+            fixture.clock.advance(5 * SECOND);
+        }
+        assert!(counter.check(&day, 20).await.passes);
+        for (id, left) in [("d", 110), ("e", 20)] {
+            assert_eq!(counter.on_hold(id, &day, 100, SETTLE).await.available, left, "{id}: after a check");
+            fixture.clock.advance(5 * SECOND);
+        }
+        fixture.clock.set(midnight.plus(2 * DAY).minus(MICROSECOND));
+        assert_eq!(counter.left(&day).await, 20);
+        fixture.clock.advance(MICROSECOND);
+        assert_eq!(counter.left(&day).await, 1_000);
+    }
+
+    /// Settlements in two such periods without a check between them may all count, but only until the end of the second period.
+    late_settlements_in_two_later_calendar_periods_count_until_the_second_ends(fixture) {
+        let ten = ten_per(CalendarUnit::Day, "UTC", None);
+        let day = ten.with_amount_and_window(1_000, ten.window_setting()).expect("a valid limit");
+        let midnight = at_second(MARCH);
+        let counter = fixture.new_counter();
+        fixture.clock.set(midnight.minus(SECOND));
+        for id in ["a", "b"] {
+            counter.on_hold(id, &day, 10, HoldOperation::Hold { ttl: DAY }).await;
+        }
+        fixture.clock.set(midnight.plus(DAY - 2 * SECOND));
+        for id in ["a", "b"] {
+            counter.on_hold(id, &day, 0, renew(DAY)).await;
+        }
+        fixture.clock.set(midnight.plus(2 * DAY - 2 * SECOND).minus(MICROSECOND));
+        counter.on_hold("b", &day, 0, renew(DAY)).await;
+        counter.on_hold("a", &day, 500, SETTLE).await;
+        assert_eq!(counter.left(&day).await, 510);
+        fixture.clock.advance(3 * SECOND);
+        counter.on_hold("b", &day, 300, SETTLE).await;
+        let left = counter.left(&day).await;
+        assert!([710, 220].contains(&left), "{left}");
+        fixture.clock.set(midnight.plus(3 * DAY).minus(MICROSECOND));
+        assert_eq!(counter.left(&day).await, left);
+        fixture.clock.advance(MICROSECOND);
+        assert_eq!(counter.left(&day).await, 1_000);
+    }
+
     /// A hold is settled under the limit with which it was made. The usage counts under the limit of the next check.
     a_hold_is_settled_under_its_own_limit(fixture) {
         for algorithm in Algorithm::WINDOWED {
