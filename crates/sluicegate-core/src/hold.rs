@@ -30,6 +30,9 @@ pub const MAX_HOLD_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 pub const DEFAULT_HOLD_TTL: Duration = Duration::from_secs(60);
 /// How long the id of a settled or expired hold is kept.
 pub const HOLD_RETENTION: Duration = Duration::from_secs(60);
+/// How far the clock can be set back without an effect on live holds. If it is set back further, holds that would last longer than any new one
+/// are removed.
+pub const MAX_CLOCK_SETBACK: Duration = Duration::from_secs(10 * 60);
 /// The most holds of one counter that are live, or expired and not released yet.
 pub const MAX_LIVE_HOLDS: usize = 100_000;
 /// The most expired holds of a counter that one check releases. The others count as live until the next one.
@@ -249,7 +252,7 @@ impl Index {
 
     /// Removes the last hold if it would be removed later than any new one: it is from before the clock was set back.
     fn pop_from_future(&mut self, now: Timestamp) -> Option<Member> {
-        let latest_us = now.plus(MAX_HOLD_TTL + HOLD_RETENTION).as_micros();
+        let latest_us = now.plus(MAX_HOLD_TTL + HOLD_RETENTION + MAX_CLOCK_SETBACK).as_micros();
         self.entries.last().filter(|(removal_us, _)| *removal_us > latest_us)?;
         let last = self.entries.pop_last();
         self.popped(last)

@@ -16,7 +16,7 @@ use sluicegate::{
     },
 };
 use sluicegate_core::{
-    hold::{HOLD_RETENTION, MAX_LIVE_HOLDS, MAX_RELEASED, OnExpiry},
+    hold::{HOLD_RETENTION, MAX_HOLD_TTL, MAX_LIVE_HOLDS, MAX_RELEASED, OnExpiry},
     snapshot::Span,
     step::{Admission, Mode, Share},
 };
@@ -947,6 +947,27 @@ conformance_tests! { hold_conformance:
         assert_eq!((full[0].charged, full[0].available), (0, 1_000_000 - MAX_LIVE_HOLDS as i64));
         let again = fixture.decide_held(&tiers, "further", HOLD).await;
         assert_eq!(outcomes(&again), [HoldOutcome::NotHeld, HoldOutcome::Repeated]);
+    }
+
+    /// A clock that is set back by up to ten minutes removes no hold, not even one with the longest time to live.
+    a_clock_that_is_set_back_by_ten_minutes_keeps_all_holds(fixture) {
+        let steps = [
+            (MICROSECOND, HoldOutcome::Settled),
+            (Duration::from_millis(1), HoldOutcome::Settled),
+            (10 * MINUTE, HoldOutcome::Settled),
+            (12 * MINUTE, HoldOutcome::Unknown),
+        ];
+        for limit in all_limits().into_iter().chain(releasing()) {
+            for (step, outcome) in steps {
+                let counter = fixture.new_counter();
+                fixture.clock.advance(60 * MINUTE);
+                counter.on_hold("longest", &limit, 4, HoldOperation::Hold { ttl: MAX_HOLD_TTL }).await;
+                fixture.clock.set(fixture.clock.now().minus(step));
+                counter.on_hold("next", &limit, 1, HOLD).await;
+                let settled = counter.on_hold("longest", &limit, 2, SETTLE).await;
+                assert_eq!(settled.hold.outcome, outcome, "{limit:?} after {step:?}");
+            }
+        }
     }
 
     /// A hold from before the clock was set back is released by the next check, if it would last longer than any new one.

@@ -12,7 +12,7 @@ use sluicegate::{
 };
 use sluicegate_core::{
     HoldAnswer, HoldOutcome, OnExpiry,
-    hold::{HOLD_RETENTION, MAX_HOLD_TTL, MAX_RELEASED},
+    hold::{HOLD_RETENTION, MAX_CLOCK_SETBACK, MAX_HOLD_TTL, MAX_RELEASED},
     step::{Mode, Share},
 };
 
@@ -413,7 +413,7 @@ impl Model {
             .iter_mut()
             .filter(|record| record.is_open)
             .partition(|record| record.removal_time() <= now);
-        let latest = now + micros(MAX_HOLD_TTL + HOLD_RETENTION);
+        let latest = now + micros(MAX_HOLD_TTL + HOLD_RETENTION + MAX_CLOCK_SETBACK);
         let from_future = others.into_iter().filter(|record| record.removal_time() > latest);
         let is_forward = !expired.is_empty();
         let mut expired: Vec<&mut Record> = if is_forward { expired } else { from_future.collect() };
