@@ -139,6 +139,8 @@ impl<'a> History<'a> {
         let limit = if algorithm == Algorithm::Concurrency {
             let amount = if chance.random_bool(0.8) { chance.random_range(1..=12) } else { 1_000_000_000 };
             Limit::concurrency(amount).expect("within the range")
+        } else if algorithm == Algorithm::TokenBucket && chance.random_bool(0.3) {
+            slow_bucket(chance)
         } else {
             random_limit(algorithm, Limits::Any, chance)
         };
@@ -156,7 +158,8 @@ impl<'a> History<'a> {
         }
         let chance = &mut self.chance;
         let is_far = std::mem::take(&mut self.made_longest) && chance.random_bool(0.3);
-        if is_far || chance.random_bool(0.03) {
+        // On a Cluster, a denied hold is kept on the other nodes if its first attempt has a later time than the denial.
+        if self.places.is_empty() && (is_far || chance.random_bool(0.03)) {
             let around = Duration::from_micros(chance.random_range(0..3));
             let step = match chance.random_range(0..10) {
                 // the longest step that keeps all holds, without and with the time for which their ids are kept
@@ -436,6 +439,13 @@ impl<'a> History<'a> {
 fn on_hold(id: &str, tiers: Vec<Tier>, operation: HoldOperation) -> Check {
     let check = Check::new(Operation::Charge, tiers).expect("tiers are on different keys");
     check.with_hold(HoldId::new(id).expect("a short id"), operation)
+}
+
+/// Returns a bucket whose burst drains for many windows, so that refunds are often later than one window.
+fn slow_bucket(chance: &mut StdRng) -> Limit {
+    let window = Duration::from_millis(*[1, 20, 1_000].choose(chance).expect("not empty"));
+    let limit = Limit::token_bucket(chance.random_range(1..=3), window);
+    limit.and_then(|limit| limit.with_burst(chance.random_range(20..=1_000))).expect("within the range")
 }
 
 fn has_calendar(tiers: &[Tier]) -> bool {
