@@ -30,6 +30,9 @@ pub const MAX_HOLD_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 pub const DEFAULT_HOLD_TTL: Duration = Duration::from_secs(60);
 /// How long the id of a settled or expired hold is kept.
 pub const HOLD_RETENTION: Duration = Duration::from_secs(60);
+/// How far the clock can be set back without an effect on live holds. If it is set back further, holds that would last longer than any new one
+/// are removed.
+pub const MAX_CLOCK_SETBACK: Duration = Duration::from_secs(10 * 60);
 /// The most holds of one counter that are live, or expired and not released yet.
 pub const MAX_LIVE_HOLDS: usize = 100_000;
 /// The most expired holds of a counter that one check releases. The others count as live until the next one.
@@ -249,7 +252,7 @@ impl Index {
 
     /// Removes the last hold if it would be removed later than any new one: it is from before the clock was set back.
     fn pop_from_future(&mut self, now: Timestamp) -> Option<Member> {
-        let latest_us = now.plus(MAX_HOLD_TTL + HOLD_RETENTION).as_micros();
+        let latest_us = now.plus(MAX_HOLD_TTL + HOLD_RETENTION + MAX_CLOCK_SETBACK).as_micros();
         self.entries.last().filter(|(removal_us, _)| *removal_us > latest_us)?;
         let last = self.entries.pop_last();
         self.popped(last)
@@ -438,7 +441,7 @@ impl Holds {
                 state.refund(&limit, now, units, None);
             }
         } else if was_charged && actual < units {
-            state.refund(&state.correction_limit(&limit, now), now, units - actual, Some(at));
+            state.refund_correction(&limit, now, units - actual, at);
         } else {
             let excess = if was_charged { actual - units } else { actual };
             // even a charge of 0 would convert the counter to the window of the hold
@@ -496,8 +499,8 @@ impl Holds {
             return Answer::UNKNOWN_HOLD;
         };
         if self.index.remove(&record, id) {
-            let limit = state.correction_limit(&record.limit, now);
-            state.refund(&limit, now, record.units, Some(Timestamp::from_micros(record.at_us)));
+            let at = Timestamp::from_micros(record.at_us);
+            state.refund_correction(&record.limit, now, record.units, at);
         }
         self.remove(id);
         self.update_expiries(state);

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::{
-    algorithm::{Counter, State, with_counter},
+    algorithm::{Charge, Counter, State, with_counter},
     cost::Cost,
     decision::Retry,
     hold::{HoldAnswer, HoldOutcome},
@@ -151,7 +151,8 @@ impl Terms {
             // only holds change live holds
             Operation::Charge | Operation::Refund { .. } if !C::PROPERTIES.has_window => {}
             Operation::Refund { at } => {
-                counter.refund(&view, &self.limit, units, at.map(Timestamp::as_micros));
+                let charge = at.map(|at| Charge::under(&self.limit, at));
+                counter.refund(&view, &self.limit, units, charge);
                 view = counter.view(&self.limit, now.as_micros());
             }
             Operation::Charge if units > 0 => counter.charge(&mut view, &self.limit, units),

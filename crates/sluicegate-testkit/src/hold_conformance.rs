@@ -16,7 +16,7 @@ use sluicegate::{
     },
 };
 use sluicegate_core::{
-    hold::{HOLD_RETENTION, MAX_LIVE_HOLDS, MAX_RELEASED, OnExpiry},
+    hold::{HOLD_RETENTION, MAX_HOLD_TTL, MAX_LIVE_HOLDS, MAX_RELEASED, OnExpiry},
     snapshot::Span,
     step::{Admission, Mode, Share},
 };
@@ -336,6 +336,60 @@ conformance_tests! { hold_conformance:
         assert_eq!(counter.left(&limit).await, 10);
     }
 
+    /// A bucket refunds what has not drained of a hold, also when more than a window has passed: a burst drains for several windows.
+    a_bucket_refunds_what_has_not_drained_after_a_window(fixture) {
+        let limit = Limit::token_bucket(10, SECOND).and_then(|limit| limit.with_burst(1_000)).expect("a valid limit");
+        for (seconds, actual, other, left) in [
+            (0, 0, 0, 1_000),
+            (1, 0, 0, 1_000),
+            (2, 0, 0, 1_000),
+            (50, 0, 0, 1_000),
+            (2, 400, 0, 600),
+            // what has drained is not refunded to other charges
+            (50, 0, 500, 500),
+            (50, 400, 500, 100),
+            (99, 0, 990, 10),
+            (100, 0, 1_000, 0),
+        ] {
+            let counter = fixture.new_counter();
+            let hold = HoldOperation::Hold { ttl: 10 * MINUTE };
+            assert_eq!(counter.on_hold("id", &limit, 1_000, hold).await.available, 0);
+            fixture.clock.advance(seconds * SECOND);
+            assert!(counter.check(&limit, other).await.passes);
+            let settled = counter.on_hold("id", &limit, actual, SETTLE).await;
+            assert_eq!(settled.available, left, "after {seconds} s, settled with {actual}");
+        }
+        // a hold that is released when it expires
+        let release = limit.with_on_expiry(OnExpiry::Release).expect("without a lease");
+        let counter = fixture.new_counter();
+        counter.on_hold("id", &release, 1_000, HoldOperation::Hold { ttl: 5 * SECOND }).await;
+        fixture.clock.advance(5 * SECOND);
+        let next = counter.on_hold("next", &release, 1, HOLD).await;
+        assert_eq!((next.hold.released, next.available), (1, 999));
+        // a debt
+        let counter = fixture.new_counter();
+        counter.on_hold("id", &limit, 1_000, HOLD).await;
+        counter.fixture.decide(Operation::Charge, &[(&*counter.key, terms(&limit, 700))], 1).await;
+        fixture.clock.advance(2 * SECOND);
+        assert_eq!(counter.on_hold("id", &limit, 200, SETTLE).await.available, 100);
+    }
+
+    /// A bucket that was charged at another rate since refunds a hold only within the window of its limit: how much of it has drained is unknown.
+    a_bucket_with_another_rate_refunds_only_within_a_window(fixture) {
+        let limit = |amount| Limit::token_bucket(amount, SECOND).and_then(|limit| limit.with_burst(1_000)).expect("a valid limit");
+        let (fast, slow) = (limit(10), limit(1));
+        for (old, new, elapsed, left) in
+            [(slow, fast, SECOND - MICROSECOND, 999), (slow, fast, SECOND, 9), (fast, slow, SECOND, 9)]
+        {
+            let counter = fixture.new_counter();
+            counter.on_hold("id", &old, 1_000, HOLD).await;
+            fixture.clock.advance(elapsed);
+            counter.fixture.decide(Operation::Charge, &[(&*counter.key, terms(&new, 1))], 1).await;
+            let settled = counter.on_hold("id", &old, 0, SETTLE).await;
+            assert_eq!(settled.available, left, "{old:?} after {elapsed:?}");
+        }
+    }
+
     /// A refund applies to the window in which the hold was made. In the next window it changes nothing; only an excess is charged there.
     a_hold_that_is_settled_in_the_next_window_changes_only_that_of_its_hold(fixture) {
         let month = ten_per(CalendarUnit::Month, "UTC", None);
@@ -367,6 +421,63 @@ conformance_tests! { hold_conformance:
         assert_eq!(counter.left(&month).await, 5, "until the end of May");
         fixture.clock.advance(MICROSECOND);
         assert_eq!(counter.left(&month).await, 10);
+    }
+
+    /// Settlements in a calendar period beyond the two that were known when the holds were made add up, and count until the end of that period.
+    late_settlements_in_a_later_calendar_period_add_up(fixture) {
+        let ten = ten_per(CalendarUnit::Day, "UTC", None);
+        let day = ten.with_amount_and_window(1_000, ten.window_setting()).expect("a valid limit");
+        let midnight = at_second(MARCH);
+        let counter = fixture.new_counter();
+        fixture.clock.set(midnight.minus(SECOND));
+        for id in ["a", "b", "c", "d", "e"] {
+            counter.on_hold(id, &day, 10, HoldOperation::Hold { ttl: DAY }).await;
+        }
+        fixture.clock.set(midnight.plus(DAY + 30 * SECOND));
+        assert_eq!(counter.left(&day).await, 1_000);
+        for (id, actual, left) in [("a", 500, 510), ("b", 300, 220), ("c", 0, 220)] {
+            let late = counter.on_hold(id, &day, actual, SETTLE).await;
+            assert_eq!((late.hold.outcome, late.available), (HoldOutcome::Late, left), "{id}");
+            assert_eq!(counter.left(&day).await, left, "{id}");
+            fixture.clock.advance(5 * SECOND);
+        }
+        assert!(counter.check(&day, 20).await.passes);
+        for (id, left) in [("d", 110), ("e", 20)] {
+            assert_eq!(counter.on_hold(id, &day, 100, SETTLE).await.available, left, "{id}: after a check");
+            fixture.clock.advance(5 * SECOND);
+        }
+        fixture.clock.set(midnight.plus(2 * DAY).minus(MICROSECOND));
+        assert_eq!(counter.left(&day).await, 20);
+        fixture.clock.advance(MICROSECOND);
+        assert_eq!(counter.left(&day).await, 1_000);
+    }
+
+    /// Settlements in two such periods without a check between them may all count, but only until the end of the second period.
+    late_settlements_in_two_later_calendar_periods_count_until_the_second_ends(fixture) {
+        let ten = ten_per(CalendarUnit::Day, "UTC", None);
+        let day = ten.with_amount_and_window(1_000, ten.window_setting()).expect("a valid limit");
+        let midnight = at_second(MARCH);
+        let counter = fixture.new_counter();
+        fixture.clock.set(midnight.minus(SECOND));
+        for id in ["a", "b"] {
+            counter.on_hold(id, &day, 10, HoldOperation::Hold { ttl: DAY }).await;
+        }
+        fixture.clock.set(midnight.plus(DAY - 2 * SECOND));
+        for id in ["a", "b"] {
+            counter.on_hold(id, &day, 0, renew(DAY)).await;
+        }
+        fixture.clock.set(midnight.plus(2 * DAY - 2 * SECOND).minus(MICROSECOND));
+        counter.on_hold("b", &day, 0, renew(DAY)).await;
+        counter.on_hold("a", &day, 500, SETTLE).await;
+        assert_eq!(counter.left(&day).await, 510);
+        fixture.clock.advance(3 * SECOND);
+        counter.on_hold("b", &day, 300, SETTLE).await;
+        let left = counter.left(&day).await;
+        assert!([710, 220].contains(&left), "{left}");
+        fixture.clock.set(midnight.plus(3 * DAY).minus(MICROSECOND));
+        assert_eq!(counter.left(&day).await, left);
+        fixture.clock.advance(MICROSECOND);
+        assert_eq!(counter.left(&day).await, 1_000);
     }
 
     /// A hold is settled under the limit with which it was made. The usage counts under the limit of the next check.
@@ -898,6 +1009,27 @@ conformance_tests! { hold_conformance:
         assert_eq!((full[0].charged, full[0].available), (0, 1_000_000 - MAX_LIVE_HOLDS as i64));
         let again = fixture.decide_held(&tiers, "further", HOLD).await;
         assert_eq!(outcomes(&again), [HoldOutcome::NotHeld, HoldOutcome::Repeated]);
+    }
+
+    /// A clock that is set back by up to ten minutes removes no hold, not even one with the longest time to live.
+    a_clock_that_is_set_back_by_ten_minutes_keeps_all_holds(fixture) {
+        let steps = [
+            (MICROSECOND, HoldOutcome::Settled),
+            (Duration::from_millis(1), HoldOutcome::Settled),
+            (10 * MINUTE, HoldOutcome::Settled),
+            (12 * MINUTE, HoldOutcome::Unknown),
+        ];
+        for limit in all_limits().into_iter().chain(releasing()) {
+            for (step, outcome) in steps {
+                let counter = fixture.new_counter();
+                fixture.clock.advance(60 * MINUTE);
+                counter.on_hold("longest", &limit, 4, HoldOperation::Hold { ttl: MAX_HOLD_TTL }).await;
+                fixture.clock.set(fixture.clock.now().minus(step));
+                counter.on_hold("next", &limit, 1, HOLD).await;
+                let settled = counter.on_hold("longest", &limit, 2, SETTLE).await;
+                assert_eq!(settled.hold.outcome, outcome, "{limit:?} after {step:?}");
+            }
+        }
     }
 
     /// A hold from before the clock was set back is released by the next check, if it would last longer than any new one.

@@ -1,6 +1,6 @@
 //! Seeded random histories of holds: made, repeated, settled, renewed and reverted, with several ids per counter, mixed with other
-//! operations on the same counters, changed limits and resets. A store must agree with the model on every field of every answer. A failure
-//! prints its seed; `SLUICEGATE_SEED` and `SLUICEGATE_STEPS` apply as in [`history`](crate::history).
+//! operations on the same counters, changed limits, resets, and clocks that are set back. A store must agree with the model on every field of
+//! every answer. A failure prints its seed; `SLUICEGATE_SEED` and `SLUICEGATE_STEPS` apply as in [`history`](crate::history).
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use sluicegate::{
 };
 use sluicegate_core::{
     OnExpiry,
-    hold::HOLD_RETENTION,
+    hold::{HOLD_RETENTION, MAX_CLOCK_SETBACK, MAX_HOLD_TTL},
     step::{Admission, Mode},
 };
 
@@ -29,7 +29,8 @@ const COUNTERS: usize = 10;
 const MAX_TIERS: usize = 4;
 /// Holds that later steps refer to.
 const RECENT: usize = 24;
-/// The longest time from a hold until its last renewal. Redis stores the calendar periods around the time of the hold.
+/// The longest time from a hold of a calendar window until its last renewal. Redis stores the two periods around the time of the hold, so an excess
+/// that is charged after both may count in one more period.
 const LONGEST: Duration = Duration::from_secs(10 * 3_600);
 
 /// A hold that was made, or denied.
@@ -52,6 +53,8 @@ struct History<'a> {
     next_id: u64,
     /// A counter that gets several holds at once, which expire together, and the number of holds to come.
     burst: Option<(Tier, u32)>,
+    /// Whether the last step was a hold with the longest time to live.
+    made_longest: bool,
 }
 
 /// Runs a history on a store whose clock is `clock`, and on the model.
@@ -80,7 +83,7 @@ async fn run(store: &Store, clock: &ManualClock, plan: &Plan, cluster: Option<&C
     let mut model = Model::default();
     let mut done = 0;
     while done < plan.steps {
-        history.advance();
+        history.advance(&model);
         clock.set(history.now);
         let count = history.chance.random_range(1..=plan.largest_batch);
         let checks: Vec<Check> = (0..count).map(|_| history.check()).collect();
@@ -115,6 +118,7 @@ impl<'a> History<'a> {
             moments: Vec::new(),
             next_id: 0,
             burst: None,
+            made_longest: false,
         };
         for number in 0..COUNTERS {
             let algorithm = *plan.algorithms.choose(&mut history.chance).expect("a plan has algorithms");
@@ -135,6 +139,8 @@ impl<'a> History<'a> {
         let limit = if algorithm == Algorithm::Concurrency {
             let amount = if chance.random_bool(0.8) { chance.random_range(1..=12) } else { 1_000_000_000 };
             Limit::concurrency(amount).expect("within the range")
+        } else if algorithm == Algorithm::TokenBucket && chance.random_bool(0.3) {
+            slow_bucket(chance)
         } else {
             random_limit(algorithm, Limits::Any, chance)
         };
@@ -146,11 +152,25 @@ impl<'a> History<'a> {
         if chance.random_bool(0.3) { limit.with_max_excess(chance.random_range(0..=5)) } else { limit }
     }
 
-    fn advance(&mut self) {
+    fn advance(&mut self, model: &Model) {
         if self.burst.is_some() {
             return;
         }
         let chance = &mut self.chance;
+        let is_far = std::mem::take(&mut self.made_longest) && chance.random_bool(0.3);
+        // On a Cluster, a denied hold is kept on the other nodes if its first attempt has a later time than the denial.
+        if self.places.is_empty() && (is_far || chance.random_bool(0.03)) {
+            let around = Duration::from_micros(chance.random_range(0..3));
+            let step = match chance.random_range(0..10) {
+                // the longest step that keeps all holds, without and with the time for which their ids are kept
+                _ if is_far => MAX_CLOCK_SETBACK + chance.random_range(0..2) * HOLD_RETENTION + around,
+                0..7 => Duration::from_micros(chance.random_range(1..=50_000)),
+                _ => Duration::from_micros(chance.random_range(1..=50_000_000)),
+            };
+            let earliest = model.earliest_clock(self.now);
+            self.now = self.now.minus(step).max(earliest);
+            return;
+        }
         let up_to = |micros: u64, chance: &mut StdRng| Duration::from_micros(chance.random_range(0..=micros));
         self.now = match chance.random_range(0..100) {
             0..50 => self.now,
@@ -233,16 +253,28 @@ impl<'a> History<'a> {
         format!("id-{}", self.next_id)
     }
 
-    /// A new hold, or a repeated one: with the same tiers, or with others.
+    /// A new hold, or a repeated one: with the same tiers, or with others. The id of some of them must be new.
     fn hold(&mut self) -> Check {
-        let ttl = self.ttl();
         let again = self.recent.choose(&mut self.chance).cloned().filter(|_| self.chance.random_bool(0.35));
         let recent = match again {
             Some(recent) if self.chance.random_bool(0.7) => recent,
             Some(Recent { id, .. }) => Recent { id, tiers: self.tiers(Operation::Check), at: self.now },
             None => Recent { id: self.new_id(), tiers: self.tiers(Operation::Check), at: self.now },
         };
-        on_hold(&recent.id, recent.tiers, HoldOperation::Hold { ttl })
+        let ttl = self.ttl_for(&recent.tiers);
+        let operation = if self.chance.random_bool(0.2) {
+            HoldOperation::HoldNew { ttl }
+        } else {
+            HoldOperation::Hold { ttl }
+        };
+        on_hold(&recent.id, recent.tiers, operation)
+    }
+
+    /// The time to live of a hold of these tiers: the longest one, unless a tier has a calendar window.
+    fn ttl_for(&mut self, tiers: &[Tier]) -> Duration {
+        let is_longest = self.chance.random_bool(0.03) && !has_calendar(tiers);
+        self.made_longest |= is_longest;
+        if is_longest { MAX_HOLD_TTL } else { self.ttl() }
     }
 
     /// The tiers of an earlier hold, or some of them, with other costs, and often with another limit, as from a token.
@@ -284,10 +316,10 @@ impl<'a> History<'a> {
 
     fn renew(&mut self) -> Check {
         let (recent, tiers) = self.earlier();
-        if self.now > recent.at.plus(LONGEST) {
+        if self.now > recent.at.plus(LONGEST) && has_calendar(&recent.tiers) {
             return self.ordinary();
         }
-        let ttl = self.ttl();
+        let ttl = self.ttl_for(&recent.tiers);
         on_hold(&recent.id, tiers, HoldOperation::Renew { ttl })
     }
 
@@ -363,7 +395,7 @@ impl<'a> History<'a> {
         let now = self.now;
         if let Some(HoldCall { id, operation }) = check.hold() {
             let outcomes: Vec<_> = expected.holds.iter().map(|hold| hold.outcome).collect();
-            let is_new = matches!(operation, HoldOperation::Hold { .. })
+            let is_new = matches!(operation, HoldOperation::Hold { .. } | HoldOperation::HoldNew { .. })
                 && (outcomes.contains(&HoldOutcome::Held) || self.chance.random_bool(0.1));
             let has_ended =
                 outcomes.iter().all(|outcome| matches!(outcome, HoldOutcome::Already | HoldOutcome::Unknown));
@@ -407,6 +439,17 @@ impl<'a> History<'a> {
 fn on_hold(id: &str, tiers: Vec<Tier>, operation: HoldOperation) -> Check {
     let check = Check::new(Operation::Charge, tiers).expect("tiers are on different keys");
     check.with_hold(HoldId::new(id).expect("a short id"), operation)
+}
+
+/// Returns a bucket whose burst drains for many windows, so that refunds are often later than one window.
+fn slow_bucket(chance: &mut StdRng) -> Limit {
+    let window = Duration::from_millis(*[1, 20, 1_000].choose(chance).expect("not empty"));
+    let limit = Limit::token_bucket(chance.random_range(1..=3), window);
+    limit.and_then(|limit| limit.with_burst(chance.random_range(20..=1_000))).expect("within the range")
+}
+
+fn has_calendar(tiers: &[Tier]) -> bool {
+    tiers.iter().any(|tier| tier.terms.limit.calendar().is_some())
 }
 
 fn any_limit(algorithm: Algorithm) -> Limit {

@@ -370,13 +370,28 @@ impl Counter {
         self.charges.retain(|(_, units)| *units > 0);
     }
 
-    /// Refunds a charge under `limit`, while the level drains at `rate`.
+    /// Returns whether any units of a bucket count under `limit` if they drain at `rate`.
+    fn counts_at_rate(&self, rate: &Limit, limit: &Limit, now: u64) -> bool {
+        !self.is_absent(limit, now) && self.level_at(rate, now.max(self.last)).over > 0
+    }
+
+    /// Charges a bucket without another rate.
+    fn charge_level(&mut self, rate: &Limit, now: u64, units: u64) {
+        let last = now.max(self.last);
+        let level = self.level_at(rate, last);
+        let charged = u128::from(units.min(MAX_EXACT - level.units_up())) * level.under;
+        self.level = Level { over: level.over + charged, ..level };
+        self.last = last;
+    }
+
+    /// Refunds a charge under `limit`, while the level drains at `rate`. If these differ, it is refunded only within a window.
     fn refund_level(&mut self, limit: &Limit, rate: &Limit, now: u64, units: u64, at: Option<u64>) {
         let last = now.max(self.last);
-        if at.is_some_and(|at| at > last || last - at >= limit.window_us()) {
+        let level = self.level_at(rate, last);
+        let reach = if level.has_rate_of(limit) { u64::MAX } else { limit.window_us() };
+        if at.is_some_and(|at| at > last || last - at >= reach) {
             return;
         }
-        let level = self.level_at(rate, last);
         // The rest of a single charge has drained since it was made.
         let drained = at.map_or(0, |at| u128::from(last - at) * level.units);
         let back = (u128::from(units) * level.under).saturating_sub(drained);
@@ -424,6 +439,11 @@ impl Counter {
 impl Level {
     fn empty(limit: &Limit) -> Self {
         Self { over: 0, under: u128::from(limit.rate().micros), units: u128::from(limit.rate().units) }
+    }
+
+    fn has_rate_of(&self, limit: &Limit) -> bool {
+        let other = Self::empty(limit);
+        (self.units, self.under) == (other.units, other.under)
     }
 
     fn is_faster_than(&self, other: &Self) -> bool {

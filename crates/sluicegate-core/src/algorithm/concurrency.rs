@@ -1,6 +1,6 @@
 #![doc = include_str!("../../docs/algorithms/concurrency.md")]
 
-use super::{Bound, Counter, Properties, Reset, StoredState, add_capped};
+use super::{Bound, Charge, Counter, Properties, Reset, StoredState, add_capped};
 use crate::{
     limit::{Limit, MAX_AMOUNT},
     snapshot::{Snapshot, Span},
@@ -60,7 +60,7 @@ impl Counter for State {
         Reset::after(if view.live == 0 { 0 } else { self.last_expiry_us.saturating_sub(view.now).max(1) })
     }
 
-    fn refund(&mut self, view: &View, _limit: &Limit, units: u64, _at: Option<u64>) -> bool {
+    fn refund(&mut self, view: &View, _limit: &Limit, units: u64, _charge: Option<Charge>) -> bool {
         self.live = view.live - units.min(view.live);
         self.live < view.live
     }

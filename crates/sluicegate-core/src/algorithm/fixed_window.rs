@@ -1,7 +1,7 @@
 #![doc = include_str!("../../docs/algorithms/fixed-window.md")]
 
 use super::{
-    Algorithm, Bound, Counter, Properties, Reset, StoredState, add_capped, cap_wait, effective_time,
+    Algorithm, Bound, Charge, Counter, Properties, Reset, StoredState, add_capped, cap_wait, effective_time,
 };
 use crate::{
     calendar::PeriodEdges,
@@ -83,9 +83,9 @@ impl Counter for State {
         Reset::after(if view.used == 0 { 0 } else { cap_wait(view.until - view.now) })
     }
 
-    fn refund(&mut self, view: &View, limit: &Limit, units: u64, at: Option<u64>) -> bool {
+    fn refund(&mut self, view: &View, limit: &Limit, units: u64, charge: Option<Charge>) -> bool {
         let counted = self.start_us(view, limit)..self.end_us;
-        if at.is_some_and(|at| !counted.contains(&at)) {
+        if charge.is_some_and(|charge| !counted.contains(&charge.at_us)) {
             return false;
         }
         let refunded = units.min(view.used);

@@ -25,7 +25,7 @@ pub mod token_bucket;
 use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{
-    limit::{Lease, Limit, LimitError},
+    limit::{Lease, Limit, LimitError, Rate},
     snapshot::Snapshot,
     time::{MAX_EXACT, MAX_WAIT_US, Timestamp},
 };
@@ -235,6 +235,22 @@ impl Reset {
     }
 }
 
+/// A charge to refund.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Charge {
+    /// When it was made.
+    pub at_us: u64,
+    /// The rate of the limit under which it was made.
+    pub rate: Rate,
+}
+
+impl Charge {
+    /// Returns a charge that was made `at` that moment under `limit`.
+    pub fn under(limit: &Limit, at: Timestamp) -> Self {
+        Self { at_us: at.as_micros(), rate: limit.rate() }
+    }
+}
+
 /// A counter as the Redis script stores it.
 #[derive(Clone, Copy, Debug)]
 pub struct StoredState<'a> {
@@ -262,8 +278,8 @@ pub trait Counter: Default {
     fn wait_us(&self, view: &Self::View, max_used: u64) -> u64;
     /// Returns when no units count any more.
     fn reset(&self, view: &Self::View) -> Reset;
-    /// Refunds up to `units`, and returns whether the state changed. The view is stale afterwards.
-    fn refund(&mut self, view: &Self::View, limit: &Limit, units: u64, at: Option<u64>) -> bool;
+    /// Refunds up to `units`: the newest ones, or those of one charge. Returns whether the state changed. The view is stale afterwards.
+    fn refund(&mut self, view: &Self::View, limit: &Limit, units: u64, charge: Option<Charge>) -> bool;
     /// Returns the limit with the window or rate under which the state was last charged.
     fn own_limit(&self, limit: &Limit) -> Limit;
     /// Returns when this state equals a fresh one under every limit.
@@ -340,8 +356,21 @@ impl State {
     /// Refunds up to `units`: the newest ones, or exactly those charged `at` that moment. Returns whether the state
     /// changed.
     pub fn refund(&mut self, limit: &Limit, now: Timestamp, units: u64, at: Option<Timestamp>) -> bool {
-        let at = at.map(Timestamp::as_micros);
-        with_counter!(self, counter => counter.refund(&counter.view(limit, now.as_micros()), limit, units, at))
+        let charge = at.map(|at| Charge::under(limit, at));
+        with_counter!(self, counter => counter.refund(&counter.view(limit, now.as_micros()), limit, units, charge))
+    }
+
+    /// Refunds up to `units` that were charged `at` that moment under `limit`, without converting other units. Returns whether the state
+    /// changed.
+    pub(crate) fn refund_correction(
+        &mut self,
+        limit: &Limit,
+        now: Timestamp,
+        units: u64,
+        at: Timestamp,
+    ) -> bool {
+        let (own, charge) = (self.correction_limit(limit, now), Some(Charge::under(limit, at)));
+        with_counter!(self, counter => counter.refund(&counter.view(&own, now.as_micros()), &own, units, charge))
     }
 
     /// Returns the limit under which units that were charged under `limit` are corrected: if other units count, with the window or rate

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Algorithm, Bound, Counter, Properties, Reset, StoredState, add_capped, effective_time, multiply_divide,
-    wait_until,
+    Algorithm, Bound, Charge, Counter, Properties, Reset, StoredState, add_capped, effective_time,
+    multiply_divide, wait_until,
 };
 use crate::{
     limit::{Limit, LimitError, MAX_AMOUNT},
@@ -125,15 +125,15 @@ impl Counter for State {
         Reset::after(wait_until(view.start + windows * view.window, view.cutoff, view.now))
     }
 
-    fn refund(&mut self, view: &View, _: &Limit, units: u64, at: Option<u64>) -> bool {
+    fn refund(&mut self, view: &View, _: &Limit, units: u64, charge: Option<Charge>) -> bool {
         let current = view.start..view.start + view.window;
         let previous = view.start.saturating_sub(view.window)..view.start;
-        let from_current = match at {
-            Some(at) if !current.contains(&at) => 0,
+        let from_current = match charge {
+            Some(charge) if !current.contains(&charge.at_us) => 0,
             _ => units.min(view.current),
         };
-        let from_previous = match at {
-            Some(at) if !previous.contains(&at) => 0,
+        let from_previous = match charge {
+            Some(charge) if !previous.contains(&charge.at_us) => 0,
             _ => (units - from_current).min(view.previous),
         };
         if view.start == self.start_us {

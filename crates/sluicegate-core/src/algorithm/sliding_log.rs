@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{Algorithm, Bound, Counter, Properties, Reset, StoredState, effective_time, wait_until};
+use super::{Algorithm, Bound, Charge, Counter, Properties, Reset, StoredState, effective_time, wait_until};
 use crate::{
     limit::{Limit, LimitError, MAX_LOG_AMOUNT, MAX_LOG_UNITS},
     snapshot::{MAX_CHARGES, Snapshot, Span},
@@ -120,12 +120,12 @@ impl Counter for State {
         Reset::after(if view.used == 0 { 0 } else { wait_until(ends_us, view.cutoff, view.now) })
     }
 
-    fn refund(&mut self, view: &View, _: &Limit, units: u64, at: Option<u64>) -> bool {
+    fn refund(&mut self, view: &View, _: &Limit, units: u64, charge: Option<Charge>) -> bool {
         if view.used == 0 || units == 0 {
             return false;
         }
-        match at {
-            Some(at) => self.refund_at(view.first, units, at),
+        match charge {
+            Some(charge) => self.refund_at(view.first, units, charge.at_us),
             None => {
                 self.refund_newest(units.min(view.used));
                 true

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Algorithm, Bound, Counter, Properties, Reset, StoredState, cap_wait, effective_time, multiply_divide,
+    Algorithm, Bound, Charge, Counter, Properties, Reset, StoredState, cap_wait, effective_time,
+    multiply_divide,
 };
 use crate::{
     limit::{Limit, LimitError, MAX_AMOUNT, Rate},
@@ -163,13 +164,19 @@ impl Counter for State {
         Reset { after_us: cap_wait(view.at - view.now + wait), spare }
     }
 
-    fn refund(&mut self, view: &View, limit: &Limit, units: u64, at: Option<u64>) -> bool {
-        let charge = Level { whole: units, part: 0, rate: view.level.rate };
-        let refund = match at {
-            None => charge,
-            Some(at) if at > view.at || view.at - at >= limit.window_us() => return false,
-            // what is left of that charge if it was the only one: no more of it can still count
-            Some(at) => charge.drain(view.at - at),
+    fn refund(&mut self, view: &View, limit: &Limit, units: u64, charge: Option<Charge>) -> bool {
+        let charged = Level { whole: units, part: 0, rate: view.level.rate };
+        let refund = match charge {
+            None => charged,
+            Some(Charge { at_us, .. }) if at_us > view.at => return false,
+            // it may have drained at a faster rate than now, so the drained part is unknown
+            Some(Charge { at_us, rate })
+                if rate != view.level.rate && view.at - at_us >= limit.window_us() =>
+            {
+                return false;
+            }
+            // what is left of that charge if it was the only one: at least as much of it still counts
+            Some(Charge { at_us, .. }) => charged.drain(view.at - at_us),
         };
         if view.level.units_rounded_up() == 0 || refund.units_rounded_up() == 0 {
             return false;

@@ -105,6 +105,33 @@ proptest! {
         }
     }
 
+    /// A bucket whose estimates are refunded later, in any order, is never emptier than one that was charged only the actual costs. So its bound
+    /// holds for the actual costs.
+    #[test]
+    fn a_refund_of_a_bucket_frees_at_most_what_has_not_drained(
+        limit in limit_of(Algorithm::TokenBucket),
+        start in start_time(),
+        charges in prop::collection::vec(
+            (sized(1_000_000_000), any::<prop::sample::Index>(), 0_u64..10_000_000, any::<prop::sample::Index>()), 1..10,
+        ),
+    ) {
+        let [mut estimated, mut actual] = [0; 2].map(|_| State::fresh(limit.algorithm()));
+        let (mut now, mut refunds) = (start, Vec::new());
+        for (number, (estimate, refunded, pause, settled)) in charges.iter().enumerate() {
+            now += pause;
+            let refunded = refunded.index(usize::try_from(*estimate).unwrap() + 1) as u64;
+            apply(&mut estimated, &limit, Operation::Charge, *estimate, now);
+            apply(&mut actual, &limit, Operation::Charge, estimate - refunded, now);
+            refunds.push((number + settled.index(charges.len() - number), refunded, now));
+            for (_, refunded, at) in refunds.extract_if(.., |(settled, ..)| *settled == number) {
+                let at = Some(Timestamp::from_micros(at));
+                apply(&mut estimated, &limit, Operation::Refund { at }, refunded, now);
+                let used = [&estimated, &actual].map(|state| state.used(&limit, Timestamp::from_micros(now)));
+                prop_assert!(used[0] >= used[1], "{:?}", used);
+            }
+        }
+    }
+
     /// While several versions of a fixed-window limit use one counter, at most two quotas pass in the shortest window, and a counter
     /// whose expiry time has passed counts nothing under any version.
     #[test]

@@ -12,7 +12,7 @@ use sluicegate::{
 };
 use sluicegate_core::{
     HoldAnswer, HoldOutcome, OnExpiry,
-    hold::{HOLD_RETENTION, MAX_HOLD_TTL, MAX_RELEASED},
+    hold::{HOLD_RETENTION, MAX_CLOCK_SETBACK, MAX_HOLD_TTL, MAX_RELEASED},
     step::{Mode, Share},
 };
 
@@ -103,6 +103,8 @@ fn outcome(outcome: HoldOutcome) -> HoldAnswer {
 struct Attempt<'a> {
     check: &'a Check,
     hold: Option<(&'a str, Duration)>,
+    /// Whether the id of the hold must be unknown.
+    needs_new_id: bool,
     now: u64,
     shares: Vec<Share>,
     holds: Vec<HoldAnswer>,
@@ -123,9 +125,10 @@ impl Model {
         let releases = check.tiers().iter().any(|tier| tier.terms.limit.on_expiry() == OnExpiry::Release);
         let now_us = now.as_micros();
         match check.hold() {
-            Some(HoldCall { id, operation: HoldOperation::Hold { ttl } }) => {
-                self.attempt(check, Some((id.as_str(), *ttl)), now_us, places)
-            }
+            Some(HoldCall {
+                id,
+                operation: HoldOperation::Hold { ttl } | HoldOperation::HoldNew { ttl },
+            }) => self.attempt(check, Some((id.as_str(), *ttl)), now_us, places),
             Some(HoldCall { id, operation }) => self.adjust_holds(check, id.as_str(), *operation, now_us),
             None if check.operation() == Operation::Check && releases => {
                 let parts = parts(check, places);
@@ -147,6 +150,12 @@ impl Model {
         }
     }
 
+    /// Returns the earliest time to which the clock may be set back: stores may have forgotten the ids whose time had passed then.
+    pub fn earliest_clock(&self, now: Timestamp) -> Timestamp {
+        let kept = self.holds.values().flatten().map(|record| record.kept_until);
+        Timestamp::from_micros(kept.filter(|until| *until <= now.as_micros()).max().unwrap_or(0))
+    }
+
     /// Decides a check server by server: a denial reverts what was done on the servers before.
     fn attempt(
         &mut self,
@@ -157,7 +166,9 @@ impl Model {
     ) -> HeldExpected {
         let count = check.tiers().len();
         let (shares, holds) = (vec![NOTHING; count], vec![HoldAnswer::NONE; count]);
-        let mut attempt = Attempt { check, hold, now, shares, holds, reached: Vec::new() };
+        let needs_new_id =
+            check.hold().is_some_and(|call| matches!(call.operation, HoldOperation::HoldNew { .. }));
+        let mut attempt = Attempt { check, hold, needs_new_id, now, shares, holds, reached: Vec::new() };
         let (mut outcome, mut unreached) = (PartOutcome::Granted, Vec::new());
         for part in parts(check, places) {
             if outcome == PartOutcome::Granted {
@@ -181,8 +192,9 @@ impl Model {
             .iter()
             .map(|tier| attempt.hold.and_then(|(id, _)| self.known(&tiers[*tier], id, now).cloned()))
             .collect();
+        let needs_new_id = attempt.needs_new_id;
         let is_repeated = |record: &Record, tier: usize| {
-            record.is_live(now) && record.units == tiers[tier].terms.cost.units()
+            !needs_new_id && record.is_live(now) && record.units == tiers[tier].terms.cost.units()
         };
         let mut conflicts =
             known.iter().zip(part).filter_map(|(record, tier)| Some((record.as_ref()?, *tier)));
@@ -213,7 +225,7 @@ impl Model {
         for (index, tier) in part.iter().enumerate() {
             match &known[index] {
                 Some(record) if is_granted => {
-                    self.record_mut(&tiers[*tier], record).last_attempt = now;
+                    self.record_mut(&tiers[*tier], record).last_attempt = record.last_attempt.max(now);
                     attempt.holds[*tier] = record.answer(HoldOutcome::Repeated);
                     attempt.shares[*tier] = record.first;
                     attempt.reached.push(*tier);
@@ -289,9 +301,9 @@ impl Model {
         }
         for tier in unreached {
             let earlier = attempt.hold.and_then(|(id, _)| self.known(&tiers[*tier], id, now).cloned());
-            if let Some(record) =
-                earlier.filter(|record| record.is_live(now) && outcome == PartOutcome::Denied)
-            {
+            if let Some(record) = earlier.filter(|record| {
+                record.is_live(now) && outcome == PartOutcome::Denied && !attempt.needs_new_id
+            }) {
                 self.remove(&tiers[*tier], &record, now);
             }
             let (counter, terms) = (counter_of(&tiers[*tier]), &tiers[*tier].terms);
@@ -351,13 +363,12 @@ impl Model {
         record.charged = actual;
         record.kept_until = now + micros(HOLD_RETENTION);
         *self.record_mut(tier, &record) = record.clone();
-        let own = self.limit_that_counts(&counter, &limit, now);
         if !was_open {
-            self.charge(&counter, &own, now, actual);
+            self.charge_held(&counter, &limit, now, actual);
         } else if actual < units {
             self.refund_held(&counter, &record, now, units - actual);
         } else {
-            self.charge(&counter, &own, now, actual - units);
+            self.charge_held(&counter, &limit, now, actual - units);
         }
         (self.share_of(tier, &record, now), record.answer(found))
     }
@@ -376,14 +387,26 @@ impl Model {
         let own = self.limit_that_counts(counter, &record.limit, now);
         if own.algorithm() != Algorithm::TokenBucket {
             self.refund(counter, &own, now, units, Some(record.made));
-        } else if units > 0 && self.used(counter, &own, now) > 0 {
-            let bucket = self.counters.get_mut(counter).expect("it has units");
+        } else if let Some(bucket) = self.counters.get_mut(counter)
+            && units > 0
+            && bucket.counts_at_rate(&own, &record.limit, now)
+        {
             bucket.refund_level(&record.limit, &own, now, units, Some(record.made));
         }
     }
 
+    /// Charges the excess of a hold that was made under `limit`.
+    fn charge_held(&mut self, counter: &CounterId, limit: &Limit, now: u64, units: u64) {
+        let own = self.limit_that_counts(counter, limit, now);
+        if own.algorithm() != Algorithm::TokenBucket || own.rate() == limit.rate() {
+            self.charge(counter, &own, now, units);
+        } else if units > 0 {
+            self.counters.get_mut(counter).expect("it has units").charge_level(&own, now, units);
+        }
+    }
+
     /// Returns the limit under which the units of a hold are corrected: with the window or rate under which a counter that has units was last
-    /// charged.
+    /// charged. For a bucket, only its rate is used.
     fn limit_that_counts(&self, counter: &CounterId, limit: &Limit, now: u64) -> Limit {
         let Some(found) = self.counters.get(counter) else { return *limit };
         let (algorithm, window) = (limit.algorithm(), Duration::from_micros(found.limit.window_us()));
@@ -394,7 +417,10 @@ impl Model {
                 let times = 1_000_u128.div_ceil(under);
                 let [amount, micros] =
                     [units, under].map(|number| u64::try_from(number * times).expect("within the range"));
-                Limit::new(algorithm, amount, Duration::from_micros(micros))
+                let own = Limit::new(algorithm, amount, Duration::from_micros(micros));
+                let own = own.expect("the numbers of a valid limit");
+                let is_other = own.rate() != limit.rate();
+                return if is_other && found.counts_at_rate(&own, limit, now) { own } else { *limit };
             }
             _ if found.limit.window_us() == limit.window_us() => return *limit,
             Algorithm::FixedWindow => Limit::new(algorithm, limit.amount(), window)
@@ -413,7 +439,7 @@ impl Model {
             .iter_mut()
             .filter(|record| record.is_open)
             .partition(|record| record.removal_time() <= now);
-        let latest = now + micros(MAX_HOLD_TTL + HOLD_RETENTION);
+        let latest = now + micros(MAX_HOLD_TTL + HOLD_RETENTION + MAX_CLOCK_SETBACK);
         let from_future = others.into_iter().filter(|record| record.removal_time() > latest);
         let is_forward = !expired.is_empty();
         let mut expired: Vec<&mut Record> = if is_forward { expired } else { from_future.collect() };

@@ -29,24 +29,38 @@ async fn memory_agrees_with_the_model_on_mixed_algorithms() {
     assert_agrees_with_model(store, &clock, &Plan::new(&Algorithm::WINDOWED, 200)).await;
 }
 
-async fn redis_agrees(flavor: Flavor, algorithms: &[Algorithm], seed: u64) {
+async fn redis_agrees(flavor: Flavor, plan: Plan) {
     let server = Server::start(flavor);
     let clock = ManualClock::new(Timestamp::default());
     let store = RedisStore::connect(&server.url()).await.unwrap().with_clock(clock.clone());
-    assert_agrees_with_model(store, &clock, &Plan::new(algorithms, seed)).await;
+    assert_agrees_with_model(store, &clock, &plan).await;
+}
+
+#[tokio::test]
+async fn redis_6_agrees_with_the_model() {
+    for (seed, algorithm) in (310..).zip(Algorithm::WINDOWED) {
+        redis_agrees(Flavor::Redis6, Plan::new(&[algorithm], seed).steps(2_500)).await;
+    }
 }
 
 #[tokio::test]
 async fn redis_7_agrees_with_the_model() {
     for (seed, algorithm) in (300..).zip(Algorithm::WINDOWED) {
-        redis_agrees(Flavor::Redis7, &[algorithm], seed).await;
+        redis_agrees(Flavor::Redis7, Plan::new(&[algorithm], seed)).await;
+    }
+}
+
+#[tokio::test]
+async fn valkey_9_agrees_with_the_model() {
+    for (seed, algorithm) in (320..).zip(Algorithm::WINDOWED) {
+        redis_agrees(Flavor::Valkey9, Plan::new(&[algorithm], seed).steps(2_500)).await;
     }
 }
 
 #[tokio::test]
 async fn every_server_agrees_with_the_model_on_mixed_algorithms() {
     for (seed, flavor) in (400..).zip(Flavor::ALL) {
-        redis_agrees(flavor, &Algorithm::WINDOWED, seed).await;
+        redis_agrees(flavor, Plan::new(&Algorithm::WINDOWED, seed)).await;
     }
 }
 
@@ -94,9 +108,23 @@ async fn holds_agree(flavor: Flavor, algorithms: &[Algorithm], seed: u64) {
 }
 
 #[tokio::test]
+async fn holds_on_redis_6_agree_with_the_model() {
+    for (seed, algorithm) in (1_110..).zip(Algorithm::ALL) {
+        holds_agree(Flavor::Redis6, &[algorithm], seed).await;
+    }
+}
+
+#[tokio::test]
 async fn holds_on_redis_7_agree_with_the_model() {
     for (seed, algorithm) in (1_100..).zip(Algorithm::ALL) {
         holds_agree(Flavor::Redis7, &[algorithm], seed).await;
+    }
+}
+
+#[tokio::test]
+async fn holds_on_valkey_9_agree_with_the_model() {
+    for (seed, algorithm) in (1_120..).zip(Algorithm::ALL) {
+        holds_agree(Flavor::Valkey9, &[algorithm], seed).await;
     }
 }
 

@@ -1,6 +1,10 @@
 
 -- fixed-window: one counter, and until when it counts. Stored as '<ddddd'. The windows have equal lengths, or are the periods of a
 -- calendar, of which the limit has the two around the present.
+--
+-- A late correction of a hold may not have the present period (`is_period_unknown`, hold.lua). It stores the end `last + 1`. The next check
+-- has the true end of the period of `last` and counts the units until then. Until that check, further corrections without a period add to
+-- them. Corrections in two periods without a check between them all count in the second one.
 define[FIXED_WINDOW] = function()
   local self = {}
 
@@ -28,11 +32,18 @@ define[FIXED_WINDOW] = function()
 
   -- Returns the end of the window that contains `at`. Of a period before the two, any time until they start.
   local function window_end(limit, at)
-    if limit.ends then
+    if limit.is_period_unknown then
+      return at + 1
+    elseif limit.ends then
       return at < limit.start and limit.start or at < limit.ends and limit.ends or limit.next_end
     end
     local window = limit.window
     return at + window - (at + window - limit.phase) % window
+  end
+
+  -- Returns whether a correction without a period has written the state, or a check in the last microsecond of a period.
+  local function has_unknown_end(state)
+    return state.ends == state.last + 1
   end
 
   -- Returns how long the units count under a limit whose window differs from the one that they were charged under.
@@ -48,7 +59,8 @@ define[FIXED_WINDOW] = function()
       return
     end
     local ends = window_end(limit, at)
-    local is_own = state.window == limit.window and state.ends == ends
+    local is_own = state.window == limit.window
+      and (state.ends == ends or (limit.is_period_unknown and has_unknown_end(state) and at < state.last + limit.window))
     local counted = is_own and ends or counts_until(state, limit)
     state.at, state.next_end, state.counts_until, state.used = at, ends, counted, at < counted and state.count or 0
   end

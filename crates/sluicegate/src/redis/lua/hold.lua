@@ -39,8 +39,8 @@ if has_holds then
     end
     set_algorithm(limit)
     if limit.ends and now >= limit.next_end then
-      -- The recorded periods are over, and this call does not have the current one. Any end after now works: the next check replaces it
-      -- with the true end.
+      -- The recorded periods are over, and this call does not have the current one.
+      limit.is_period_unknown = true
       limit.start, limit.ends, limit.next_end = now, now + 1, now + 1 + limit.window
     end
     record.is_settled, record.releases = is_settled == 1, releases == 1
@@ -123,7 +123,8 @@ if has_holds then
     if window == limit.window and units == limit.units and micros == limit.micros then
       return limit
     end
-    local own = setmetatable({ window = window, phase = phase, units = units, micros = micros, ends = false }, { __index = limit })
+    local own = setmetatable({ window = window, phase = phase, units = units, micros = micros, ends = false, is_period_unknown = false,
+      made_under = limit }, { __index = limit })
     limit.algorithm.view(state, own)
     if state.used == 0 then
       limit.algorithm.view(state, limit)

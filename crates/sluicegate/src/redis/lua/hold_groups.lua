@@ -4,7 +4,8 @@ local NOT_HELD, HELD, REPEATED, RENEWED, SETTLED, ALREADY, LATE, UNKNOWN, CONFLI
 local SETTLE, RENEW, REVERT, HOLD_NEW = 4, 5, 6, 7
 local KEEP, RELEASE = 4, 8 -- bits of the flags
 local RETENTION, MAX_LIVE, MAX_RELEASED = 60000000, 100000, '16'
-local MAX_REMOVAL_DELAY = 86400000000 + RETENTION -- the longest time until a new hold is removed from its index
+-- The longest time until a new hold is removed from its index, and ten minutes by which the clock may be set back after that.
+local MAX_REMOVAL_DELAY = 86400000000 + RETENTION + 600000000
 local HOLD, HOLD_BYTES, MEMBER, MEMBER_BYTES = '<BBddddddd', 58, '<Bdd', 17
 local RESULT = '<BI4ddd'
 

@@ -113,10 +113,13 @@ define[TOKEN_BUCKET] = function()
   function self.refund(state, limit, units, time)
     local at, refund_part = state.at, 0
     if time >= 0 then
-      if time > at or at - time >= limit.window then
+      local made_under = limit.made_under or limit
+      local is_same_rate = made_under.units == state.now_units and made_under.micros == state.now_micros
+      -- at another rate, it may have drained faster than now, so the drained part is unknown
+      if time > at or (not is_same_rate and at - time >= limit.window) then
         return false
       end
-      -- what is left of that charge if it was the only one: no more of it can still count
+      -- what is left of that charge if it was the only one: at least as much of it still counts
       units, refund_part = drain(units, 0, state.now_units, state.now_micros, at - time)
     end
     if state.used == 0 or (units == 0 and refund_part == 0) then

@@ -228,6 +228,8 @@ async fn holding_and_settling_take_the_same_commands_beside_ten_live_holds_and_t
     for limit in [Limit::concurrency(1_000_000).unwrap(), window, releasing, bucket] {
         subject.redis().flushall::<()>().unwrap();
         let hold = HoldOperation::Hold { ttl: HOUR };
+        // the index lives long enough for it: whether a TTL has to be extended depends on the time
+        let shorter = HoldOperation::Hold { ttl: HOUR / 2 };
         let settle = HoldOperation::Settle { kept: 0, max_excess: None };
         let (mut live, mut commands) = (0, Vec::new());
         for count in [10, 10_000] {
@@ -242,7 +244,7 @@ async fn holding_and_settling_take_the_same_commands_beside_ten_live_holds_and_t
             assert!(stored >= live, "{limit:?}: {stored} of {live}");
             let id = format!("measured-{live}");
             let measured = async {
-                let held = subject.on_hold(&limit, 2, &id, hold).await;
+                let held = subject.on_hold(&limit, 2, &id, shorter).await;
                 let settled = subject.on_hold(&limit, 1, &id, settle).await;
                 assert_eq!((held, settled), (HoldOutcome::Held, HoldOutcome::Settled), "{limit:?}");
             };

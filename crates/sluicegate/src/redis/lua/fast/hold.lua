@@ -164,9 +164,8 @@ if has_holds then
     elseif actual >= units then
       return level + (actual - units) * limit.unit
     elseif code == TOKEN_BUCKET then
-      -- what is left of that charge if it was the only one
-      local is_counted = at <= now and now - at < limit.window
-      local refund = is_counted and (units - actual) * limit.micros - (now - at) * limit.units or 0
+      -- what is left of that charge if it was the only one: the rate is that of the hold
+      local refund = at <= now and (units - actual) * limit.micros - (now - at) * limit.units or 0
       return max(level - max(refund, 0), 0)
     end
     local ends = window_end(limit)
