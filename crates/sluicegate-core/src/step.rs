@@ -151,8 +151,7 @@ impl Terms {
             // only holds change live holds
             Operation::Charge | Operation::Refund { .. } if !C::PROPERTIES.has_window => {}
             Operation::Refund { at } => {
-                let charge = at.map(|at| Charge::under(&self.limit, at));
-                counter.refund(&view, &self.limit, units, charge);
+                counter.refund(&view, &self.limit, units, at.map(Charge::at));
                 view = counter.view(&self.limit, now.as_micros());
             }
             Operation::Charge if units > 0 => counter.charge(&mut view, &self.limit, units),

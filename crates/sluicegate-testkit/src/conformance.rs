@@ -464,19 +464,6 @@ conformance_tests! { conformance:
         assert_eq!(fixture.refund("k", &log, 5, Some(charged_at)).await.remaining, 10, "only what was charged then");
     }
 
-    /// A refund of one charge to a bucket reaches back to when its burst has drained, which may be more than a window.
-    a_refund_of_a_burst_reaches_beyond_the_window(fixture) {
-        let limit = Limit::token_bucket(10, SECOND).and_then(|limit| limit.with_burst(1_000)).expect("valid");
-        fixture.check("k", &limit, 600).await;
-        let charged_at = fixture.clock.now();
-        fixture.clock.advance(20 * SECOND);
-        fixture.check("k", &limit, 300).await;
-        assert_eq!(fixture.refund("k", &limit, 600, Some(charged_at)).await.remaining, 700);
-        fixture.clock.advance(40 * SECOND);
-        fixture.check("k", &limit, 300).await;
-        assert_eq!(fixture.refund("k", &limit, 600, Some(charged_at)).await.remaining, 700, "all of it has drained");
-    }
-
     /// Numbers at the end of the range neither wrap nor lose a unit.
     the_largest_numbers_are_exact(fixture) {
         for limit in limits(10, MINUTE) {

@@ -359,13 +359,6 @@ conformance_tests! { hold_conformance:
             let settled = counter.on_hold("id", &limit, actual, SETTLE).await;
             assert_eq!(settled.available, left, "after {seconds} s, settled with {actual}");
         }
-        // a hold that is released when it expires
-        let release = limit.with_on_expiry(OnExpiry::Release).expect("without a lease");
-        let counter = fixture.new_counter();
-        counter.on_hold("id", &release, 1_000, HoldOperation::Hold { ttl: 5 * SECOND }).await;
-        fixture.clock.advance(5 * SECOND);
-        let next = counter.on_hold("next", &release, 1, HOLD).await;
-        assert_eq!((next.hold.released, next.available), (1, 999));
         // a debt
         let counter = fixture.new_counter();
         counter.on_hold("id", &limit, 1_000, HOLD).await;
@@ -388,6 +381,30 @@ conformance_tests! { hold_conformance:
             let settled = counter.on_hold("id", &old, 0, SETTLE).await;
             assert_eq!(settled.available, left, "{old:?} after {elapsed:?}");
         }
+    }
+
+    /// The release of an expired hold does not know the rate at which the hold was charged.
+    a_bucket_releases_an_expired_hold_only_within_a_window(fixture) {
+        let limit = |amount| {
+            let limit = Limit::token_bucket(amount, SECOND).and_then(|limit| limit.with_burst(1_000));
+            limit.and_then(|limit| limit.with_on_expiry(OnExpiry::Release)).expect("a valid limit")
+        };
+        let (fast, slow) = (limit(100), limit(1));
+        for (ttl, left) in [(SECOND / 2, 999), (2 * SECOND, 199)] {
+            let counter = fixture.new_counter();
+            counter.on_hold("id", &fast, 1_000, HoldOperation::Hold { ttl }).await;
+            fixture.clock.advance(ttl);
+            let next = counter.on_hold("next", &fast, 1, HOLD).await;
+            assert_eq!((next.hold.released, next.available), (1, left), "{ttl:?}");
+        }
+        // all of the hold had drained when the rate changed: a refund would be that of the other charge
+        let counter = fixture.new_counter();
+        counter.on_hold("id", &fast, 1_000, HoldOperation::Hold { ttl: MINUTE }).await;
+        fixture.clock.advance(50 * SECOND);
+        assert!(counter.check(&slow, 1_000).await.passes);
+        fixture.clock.advance(10 * SECOND);
+        let next = counter.on_hold("next", &slow, 1, HOLD).await;
+        assert_eq!((next.hold.released, next.available), (1, 9));
     }
 
     /// A refund applies to the window in which the hold was made. In the next window it changes nothing; only an excess is charged there.

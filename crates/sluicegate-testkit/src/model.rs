@@ -259,7 +259,8 @@ impl Model {
             && units > 0
         {
             match limit.algorithm() {
-                Algorithm::TokenBucket => counter.refund_level(limit, limit, now, units, at),
+                // the charge may have been made under another limit
+                Algorithm::TokenBucket => counter.refund_level(None, limit, now, units, at),
                 _ => counter.refund_charges(limit, now, units, at),
             }
         }
@@ -384,11 +385,12 @@ impl Counter {
         self.last = last;
     }
 
-    /// Refunds a charge under `limit`, while the level drains at `rate`. If these differ, it is refunded only within a window.
-    fn refund_level(&mut self, limit: &Limit, rate: &Limit, now: u64, units: u64, at: Option<u64>) {
+    /// Refunds a charge, while the level drains at `rate`. It is refunded after a window only if it was made under a limit with this rate.
+    fn refund_level(&mut self, made: Option<&Limit>, rate: &Limit, now: u64, units: u64, at: Option<u64>) {
         let last = now.max(self.last);
         let level = self.level_at(rate, last);
-        let reach = if level.has_rate_of(limit) { u64::MAX } else { limit.window_us() };
+        let has_same_rate = made.is_some_and(|made| level.has_rate_of(made));
+        let reach = if has_same_rate { u64::MAX } else { made.unwrap_or(rate).window_us() };
         if at.is_some_and(|at| at > last || last - at >= reach) {
             return;
         }

@@ -240,14 +240,19 @@ impl Reset {
 pub struct Charge {
     /// When it was made.
     pub at_us: u64,
-    /// The rate of the limit under which it was made.
-    pub rate: Rate,
+    /// The rate of the limit under which it was made, if that is known. The limit may have changed since.
+    pub rate: Option<Rate>,
 }
 
 impl Charge {
+    /// Returns a charge that was made `at` that moment.
+    pub fn at(at: Timestamp) -> Self {
+        Self { at_us: at.as_micros(), rate: None }
+    }
+
     /// Returns a charge that was made `at` that moment under `limit`.
     pub fn under(limit: &Limit, at: Timestamp) -> Self {
-        Self { at_us: at.as_micros(), rate: limit.rate() }
+        Self { at_us: at.as_micros(), rate: Some(limit.rate()) }
     }
 }
 
@@ -356,7 +361,7 @@ impl State {
     /// Refunds up to `units`: the newest ones, or exactly those charged `at` that moment. Returns whether the state
     /// changed.
     pub fn refund(&mut self, limit: &Limit, now: Timestamp, units: u64, at: Option<Timestamp>) -> bool {
-        let charge = at.map(|at| Charge::under(limit, at));
+        let charge = at.map(Charge::at);
         with_counter!(self, counter => counter.refund(&counter.view(limit, now.as_micros()), limit, units, charge))
     }
 

@@ -169,9 +169,9 @@ impl Counter for State {
         let refund = match charge {
             None => charged,
             Some(Charge { at_us, .. }) if at_us > view.at => return false,
-            // it may have drained at a faster rate than now, so the drained part is unknown
+            // at a faster rate than now, more of it may have drained
             Some(Charge { at_us, rate })
-                if rate != view.level.rate && view.at - at_us >= limit.window_us() =>
+                if rate != Some(view.level.rate) && view.at - at_us >= limit.window_us() =>
             {
                 return false;
             }

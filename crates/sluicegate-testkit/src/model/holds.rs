@@ -391,7 +391,7 @@ impl Model {
             && units > 0
             && bucket.counts_at_rate(&own, &record.limit, now)
         {
-            bucket.refund_level(&record.limit, &own, now, units, Some(record.made));
+            bucket.refund_level(Some(&record.limit), &own, now, units, Some(record.made));
         }
     }
 

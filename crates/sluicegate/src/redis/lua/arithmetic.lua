@@ -9,7 +9,7 @@
 --   wait(state, limit, max_used)  returns the time until at most `max_used` units count
 --   reset(state, limit)           returns the time until no units count, and its unused part
 --   refund(state, limit, n, t)    refunds up to n units: the newest ones (t = -1), or those of the charge at time t, which was made under
---                                 `limit.made_under` or else `limit`. Returns whether the state changed
+--                                 `limit.made_under` (nil: unknown). Returns whether the state changed
 --   own_limit(state, limit)       returns the window, phase and rate under which the state was last charged, for holds
 --   save(key, state, limit)       writes the state
 local define = {}

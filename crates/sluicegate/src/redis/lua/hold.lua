@@ -38,6 +38,7 @@ if has_holds then
       return false
     end
     set_algorithm(limit)
+    limit.made_under = limit
     if limit.ends and now >= limit.next_end then
       -- The recorded periods are over, and this call does not have the current one.
       limit.is_period_unknown = true
@@ -123,8 +124,8 @@ if has_holds then
     if window == limit.window and units == limit.units and micros == limit.micros then
       return limit
     end
-    local own = setmetatable({ window = window, phase = phase, units = units, micros = micros, ends = false, is_period_unknown = false,
-      made_under = limit }, { __index = limit })
+    local own = setmetatable({ window = window, phase = phase, units = units, micros = micros, ends = false, is_period_unknown = false },
+      { __index = limit })
     limit.algorithm.view(state, own)
     if state.used == 0 then
       limit.algorithm.view(state, limit)

@@ -113,9 +113,9 @@ define[TOKEN_BUCKET] = function()
   function self.refund(state, limit, units, time)
     local at, refund_part = state.at, 0
     if time >= 0 then
-      local made_under = limit.made_under or limit
-      local is_same_rate = made_under.units == state.now_units and made_under.micros == state.now_micros
-      -- at another rate, it may have drained faster than now, so the drained part is unknown
+      local made_under = limit.made_under
+      local is_same_rate = made_under and made_under.units == state.now_units and made_under.micros == state.now_micros
+      -- at a faster rate than now, more of it may have drained
       if time > at or (not is_same_rate and at - time >= limit.window) then
         return false
       end
