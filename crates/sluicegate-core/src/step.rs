@@ -60,7 +60,7 @@ pub enum Admission {
     /// Its full cost.
     #[default]
     InFull,
-    /// One unit. The full cost is then charged, which may leave a debt. Without effect on live holds, which never exceed their limit.
+    /// One unit. The full cost is then charged, which may leave a debt. It has no effect on concurrency limits.
     Overdraft,
 }
 

@@ -490,7 +490,9 @@ conformance_tests! { hold_conformance:
         fixture.clock.advance(3 * SECOND);
         counter.on_hold("b", &day, 300, SETTLE).await;
         let left = counter.left(&day).await;
-        assert!([710, 220].contains(&left), "{left}");
+        // in memory, each excess counts in its own period
+        let expected = if matches!(counter.fixture.store, Store::Memory(_)) { 710 } else { 220 };
+        assert_eq!(left, expected);
         fixture.clock.set(midnight.plus(3 * DAY).minus(MICROSECOND));
         assert_eq!(counter.left(&day).await, left);
         fixture.clock.advance(MICROSECOND);
@@ -992,7 +994,7 @@ conformance_tests! { hold_conformance:
         }
     }
 
-    /// If a further tier denies the repetition of a hold, the hold is taken back, also after the clock was set back.
+    /// If a further tier denies the repetition of a hold, the hold is reverted, also after the clock was set back.
     a_denied_repetition_reverts_the_hold_after_the_clock_was_set_back(fixture) {
         for limit in all_limits() {
             // two counters of one key, which are on one server

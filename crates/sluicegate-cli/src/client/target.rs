@@ -24,7 +24,7 @@ const DEFAULT_SERVER: &str = "http://127.0.0.1:8080";
 
 /// Deadline of a direct call to a store. Longer than a server's, because it includes connecting.
 const STORE_DEADLINE: Duration = Duration::from_secs(5);
-/// How long the process waits for releases of holds that a call has left.
+/// How long the process waits for releases that a call runs in the background.
 const MAX_FLUSH: Duration = Duration::from_millis(500);
 
 const TARGET_HEADING: &str = "Target";

@@ -74,7 +74,7 @@ impl Record {
         if self.releases() { self.expires } else { self.kept_until }
     }
 
-    /// The order of holds that leave at the same time, as stored.
+    /// The order of holds that are removed at the same time, as stored.
     fn order(&self) -> (u64, Vec<u8>) {
         let flag = [u8::from(self.releases())];
         let [made, units] = [self.made, self.units].map(|number| (number as f64).to_le_bytes());

@@ -131,7 +131,7 @@ pub(super) enum ConcurrencyRules {
     Skip,
     /// Enforced ones are an error, shadow ones are skipped.
     Reject,
-    /// They are an error.
+    /// Enforced and shadow ones are an error.
     RejectShadow,
 }
 

@@ -268,8 +268,8 @@ impl JointCheck {
         denied.collect()
     }
 
-    /// Lets rules with the failure policy `open` deny if the store does not answer: a client that repeats the id of a hold leaves less time for
-    /// the decision, and must not be allowed by a failure policy because of that.
+    /// Replaces the failure policy `open` with `closed`. A repeated id needs a second call, which has less time, and a client must not be
+    /// admitted because of that.
     fn deny_without_store(&mut self) {
         for info in self.infos.iter_mut().filter(|info| info.on_store_failure == OnStoreFailure::Open) {
             info.on_store_failure = OnStoreFailure::Closed;

@@ -53,7 +53,7 @@ pub struct HoldDecision {
 /// A hold, admitted or denied: see [`Hold::is_allowed`]. Dropping an admitted hold releases it in the background; settle it to charge the actual
 /// cost.
 ///
-/// A hold that was denied has nothing to settle: see [`Hold::is_allowed`].
+/// A denied hold has nothing to settle.
 #[derive(Debug)]
 pub struct Hold {
     limiter: Limiter,

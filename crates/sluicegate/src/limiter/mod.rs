@@ -177,8 +177,8 @@ pub enum Error {
         #[source]
         error: StoreError,
     },
-    /// The store did not confirm a charge, refund, reset or renewal, or a settlement that could not be queued either. It may have taken effect.
-    /// Checks and peeks do not return this error: the rules' failure policies decide them.
+    /// The store did not confirm a charge, refund, reset or renewal, or it did not answer a settlement and the queue was full. The operation may
+    /// have taken effect. Checks and peeks do not return this error: the rules' failure policies decide them.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

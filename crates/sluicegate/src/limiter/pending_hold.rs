@@ -52,7 +52,7 @@ impl Drop for Unfinished {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
         if !self.is_finished {
-            tracing::warn!("hold not settled; it will expire: its tokio runtime has stopped");
+            tracing::warn!("hold not settled; it will expire: there is no tokio runtime, or it has stopped");
         }
     }
 }

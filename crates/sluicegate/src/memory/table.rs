@@ -29,9 +29,9 @@ use crate::{
     store::CounterSnapshot,
 };
 
-/// Number of shards, and therefore of concurrent decisions. A power of two, and the number of bits of [`Table::with_hold_ids`].
+/// Number of shards, and therefore of concurrent decisions. A power of two, and at most the number of bits of [`Table::with_hold_ids`].
 const SHARDS: usize = u64::BITS as usize;
-/// How often a hold without memory forgets ended holds before it fails.
+/// The most times that a hold without memory forgets ended holds before it fails.
 const MAX_ATTEMPTS: usize = 4;
 /// The memory divided by this is reserved for overflow counters.
 const OVERFLOW_SHARE: usize = 16;
@@ -458,13 +458,13 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         if self.holds_of(tier, location).is_some_and(Holds::is_full) {
             return false;
         }
-        for _ in 0..=MAX_ATTEMPTS {
+        for attempt in 0..=MAX_ATTEMPTS {
             let Some(bytes) = self.hold_bytes(tier, location, id) else { return false };
             if self.budget.reserve(bytes) {
                 *reserved += bytes;
                 return true;
             }
-            if !self.forget_ended_holds() {
+            if attempt == MAX_ATTEMPTS || !self.forget_ended_holds() {
                 return false;
             }
         }

@@ -85,12 +85,12 @@ pub(super) struct IndexedHold<'a> {
 }
 
 impl<'a> IndexedHold<'a> {
-    /// Reads a member and its score, the time at which it leaves the index. Returns `None` if the script cannot have stored it.
-    pub(super) fn read(member: &'a [u8], leaves: f64) -> Option<Self> {
+    /// Reads a member and its score, the time at which it is removed from the index. Returns `None` if the script cannot have stored it.
+    pub(super) fn read(member: &'a [u8], removal_us: f64) -> Option<Self> {
         let (head, id) = member.split_first_chunk::<MEMBER_BYTES>()?;
         let (is_released, numbers) = (head[0] == 1, head[1..].as_chunks().0);
         let retention = if is_released { 0 } else { HOLD_RETENTION.as_micros() as u64 };
-        let expires_us = (leaves as u64).saturating_sub(retention);
+        let expires_us = (removal_us as u64).saturating_sub(retention);
         Some(Self {
             is_released,
             at_us: whole_number(numbers[0])?,
@@ -118,8 +118,8 @@ pub(super) fn read_holds(
     let at = now.unwrap_or(server);
     let Value::Int(count) = count else { return Ok((at, None)) };
     let mut live = LiveHolds::default();
-    for (member, leaves) in &members {
-        let Some(hold) = IndexedHold::read(member, *leaves) else { return Ok((at, None)) };
+    for (member, removal_us) in &members {
+        let Some(hold) = IndexedHold::read(member, *removal_us) else { return Ok((at, None)) };
         if hold.expires_us > at.as_micros() {
             live = live.and(hold.at_us, hold.units);
         }

@@ -233,7 +233,7 @@ impl Remote {
         }
     }
 
-    /// Splits a settlement by server: so that a server that is down does not delay the settlement on the others.
+    /// Splits a settlement by server, so that a server that is down does not delay the settlement on the others.
     fn parts_by_server(&self, check: &Check) -> Vec<Check> {
         let mut places: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (place, tier) in check.tiers().iter().enumerate() {

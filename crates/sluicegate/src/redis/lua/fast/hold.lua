@@ -10,7 +10,7 @@ if has_holds then
   -- The current check, by tier.
   local costs, keys, indexes, record_keys, afters = {}, {}, {}, {}, {}
   -- The hold to settle, by tier.
-  local releases_of, units_of, times, expiries, actuals, excesses, touches, settled_limits = {}, {}, {}, {}, {}, {}, {}, {}
+  local releases_of, units_of, times, expiries, actuals, excesses, last_attempts, settled_limits = {}, {}, {}, {}, {}, {}, {}, {}
   -- By index: the number of holds, when the last one is removed (nil: unknown), until when the index must exist, and whether it was empty.
   -- By key: the units of a concurrency counter that have changed.
   local held, last_removals, needed_until, was_empty, units_after = {}, {}, {}, {}, {}
@@ -192,7 +192,7 @@ if has_holds then
     local actual = min(keeps_estimate and units or costs[tier], units + (most >= 0 and most or excess), MAX_EXACT)
     local after = settled_level(limit, level, units, actual, at)
     releases_of[tier], units_of[tier], times[tier], expiries[tier], actuals[tier] = releases, units, at, expires, actual
-    excesses[tier], touches[tier], settled_limits[tier], afters[tier] = excess, last_attempt, limit, after
+    excesses[tier], last_attempts[tier], settled_limits[tier], afters[tier] = excess, last_attempt, limit, after
     return after < MAX_FAST
   end
 
@@ -233,7 +233,7 @@ if has_holds then
         end
         local record_key = record_keys[tier]
         call('SETRANGE', KEYS[record_key], '0',
-          pack(HOLD, 1, releases, units, at, expires, now + RETENTION, actual, excesses[tier], touches[tier]))
+          pack(HOLD, 1, releases, units, at, expires, now + RETENTION, actual, excesses[tier], last_attempts[tier]))
         if expires > now + RETENTION then -- otherwise it lives at most twice as long as needed
           local _, settled_ttl = text_of(now + RETENTION)
           call('PEXPIRE', KEYS[record_key], settled_ttl)
