@@ -92,7 +92,7 @@ impl Ended {
     /// Asserts what holds for any estimate. On a busy machine, few of the processes that are killed after a second make many holds.
     fn assert_consistent(&self) {
         let [held, settled, denied] = self.report.counts();
-        assert!(held > 80 && settled > 50 && denied > 200, "{held} held, {settled} settled, {denied} denied");
+        assert!(held > 50 && settled > 30 && denied > 200, "{held} held, {settled} settled, {denied} denied");
         if let Err(violation) = self.report.check_limits() {
             panic!("{violation}");
         }

@@ -52,7 +52,7 @@ fn settlements_that_are_queued_at_shutdown_are_logged() {
     }
     program.signal("-INT");
     assert!(program.wait_for_exit().success());
-    program.wait_for_line("settlements of holds", "are lost: 2; these holds expire");
+    program.wait_for_line("settlements lost", "2 settlements lost: the store did not answer before shutdown");
 }
 
 #[test]
