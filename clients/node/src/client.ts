@@ -57,7 +57,7 @@ export interface ClientOptions extends TlsOptions {
   deadlineMs?: number;
   /** How checks and peeks are decided if the server does not answer in time; `"open"` by default. */
   onFailure?: FailurePolicy;
-  /** Receives errors that no caller sees. By default each message is written to standard error at most once a minute. */
+  /** Receives errors that are not returned to a caller. By default each message is written to standard error at most once a minute. */
   onError?: ErrorHandler;
   /** The most connections to the server; 64 by default. */
   maxConnections?: number;
@@ -83,7 +83,7 @@ export interface CheckOptions extends CallOptions {
 
 /** A client of one sluicegate server. */
 export class Client {
-  /** Receives errors that no caller sees. */
+  /** Receives errors that are not returned to a caller. */
   readonly onError: ErrorHandler;
   readonly #transport: Transport;
   readonly #inProgress = new CallsInProgress();
@@ -175,9 +175,9 @@ export class Client {
 
   /**
    * Holds a request while a function runs. The function is also called if the request is denied: see `hold.allowed`. The hold is renewed
-   * while the function runs. Then it is settled with `actualCost`. If that is not set, an exception releases the hold, and otherwise the
-   * estimate stays charged, also after an `AbortError`, and after any exception if `options.signal` is aborted: otherwise a client could
-   * avoid every charge by disconnecting.
+   * while the function runs. Then it is settled with `actualCost`. If that is not set, an exception releases the hold; without an exception
+   * the estimate stays charged. It also stays charged after an `AbortError`, or after any exception if `options.signal` is aborted, because
+   * a client could otherwise avoid every charge by disconnecting.
    */
   withHold<T>(request: Request, use: (hold: Hold) => T | Promise<T>): Promise<T>;
   withHold<T>(request: Request, options: HoldOptions, use: (hold: Hold) => T | Promise<T>): Promise<T>;
@@ -264,8 +264,9 @@ export class Client {
   }
 
   /**
-   * Closes all connections, after waiting up to the deadline of the client for settlements, releases and refunds, also for those that are
-   * repeated in the background. Later checks and holds fail at once, and all calls after the connections are closed. Never rejects.
+   * Closes all connections, after waiting up to the deadline of the client for holds that are being made, settlements, releases and
+   * refunds, also for those that are repeated in the background. Later checks, peeks and holds fail at once, and all other calls once the
+   * connections are closed. Never rejects.
    */
   close(): Promise<void> {
     this.#closing ??= this.#close();

@@ -1,5 +1,5 @@
 /**
- * Reports errors that no caller sees, for example because a failure policy decided.
+ * Reports errors that are not returned to a caller, for example because a failure policy decided.
  */
 
 import type { SluicegateError } from "./errors.js";
@@ -10,7 +10,7 @@ const INTERVAL_MS = 60_000;
 /** The most messages that are reported in an interval, so that clients cannot flood the log. */
 const MAX_MESSAGES = 100;
 
-/** Receives the errors that no caller sees. */
+/** Receives the errors that are not returned to a caller. */
 export type ErrorHandler = (error: SluicegateError) => void;
 
 /** Returns a handler that writes each message to standard error, at most once a minute. */

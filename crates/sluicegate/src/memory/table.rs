@@ -458,15 +458,16 @@ impl<G: DerefMut<Target = Shard>> Locked<'_, G> {
         if self.holds_of(tier, location).is_some_and(Holds::is_full) {
             return false;
         }
-        for attempt in 0..=MAX_ATTEMPTS {
-            let Some(bytes) = self.hold_bytes(tier, location, id) else { return false };
+        let mut attempts = 0;
+        while let Some(bytes) = self.hold_bytes(tier, location, id) {
             if self.budget.reserve(bytes) {
                 *reserved += bytes;
                 return true;
             }
-            if attempt == MAX_ATTEMPTS || !self.forget_ended_holds() {
-                return false;
+            if attempts == MAX_ATTEMPTS || !self.forget_ended_holds() {
+                break;
             }
+            attempts += 1;
         }
         false
     }
